@@ -1,0 +1,48 @@
+"""What the rungs compute, by name. Needs numpy alone."""
+
+from __future__ import annotations
+
+from tensorladder.core.errors import UsageError
+from tensorladder.problems.gemm import GEMM, GEMM_BATCHED, GEMM_COLWISE_SCALE
+from tensorladder.problems.layouts import SWIZZLE, TV_TO_MN
+from tensorladder.problems.problem import (
+    DTYPES,
+    Case,
+    Dtype,
+    Judgement,
+    Operand,
+    Problem,
+    dtype_named,
+    examine,
+    judge,
+    numpy_empty,
+)
+from tensorladder.problems.vector_add import VECTOR_ADD
+
+PROBLEMS: dict[str, Problem] = {
+    problem.name: problem for problem in (VECTOR_ADD, GEMM, GEMM_BATCHED, GEMM_COLWISE_SCALE, SWIZZLE, TV_TO_MN)
+}
+
+
+def find(name: str) -> Problem:
+    """The problem of that name; UsageError with the names there are for any other."""
+    try:
+        return PROBLEMS[name]
+    except KeyError:
+        raise UsageError(f"problem {name!r} is not known: use one of {', '.join(PROBLEMS)}") from None
+
+
+__all__ = [
+    "DTYPES",
+    "PROBLEMS",
+    "Case",
+    "Dtype",
+    "Judgement",
+    "Operand",
+    "Problem",
+    "dtype_named",
+    "examine",
+    "find",
+    "judge",
+    "numpy_empty",
+]

@@ -1,0 +1,76 @@
+"""Matrix multiplication C[M,N] = A[M,K] B[N,K]^T: both operands K-major, float32 accumulator, output as the inputs.
+
+B is stored (N, K) with K contiguous, as tensor cores like it (the "TN" case of BLAS). The variants: a leading batch
+extent, and a factor a column (R[N]) applied to the accumulator before it is rounded.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from tensorladder.problems.problem import (
+    ACCUMULATE_STEP,
+    CONFIDENCE,
+    Arrays,
+    Dtype,
+    Operand,
+    Problem,
+    Shape,
+)
+
+
+def gemm_problem(
+    name: str,
+    summary: str,
+    *,
+    batched: bool = False,
+    scaled: bool = False,
+    default_shape: Shape,
+    dtypes: tuple[str, ...] = ("fp16", "bf16", "fp32"),
+) -> Problem:
+    """A GEMM variant. batched: axes are (L, M, N, K). scaled: a fourth array R[N] scales the columns."""
+
+    def operands(shape: Shape, dtype: str) -> tuple[Operand, ...]:
+        *batch, m, n, k = shape
+        arrays = [
+            Operand("A", (*batch, m, k), dtype),
+            Operand("B", (*batch, n, k), dtype),
+            Operand("C", (*batch, m, n), dtype, output=True),
+        ]
+        return (*arrays, Operand("R", (n,), dtype)) if scaled else tuple(arrays)
+
+    def product(a: np.ndarray, b: np.ndarray, inputs: Arrays, magnitude: bool) -> np.ndarray:
+        c = a @ np.swapaxes(b, -1, -2)
+        if not scaled:
+            return c
+        return c * (abs(inputs["R"]) if magnitude else inputs["R"])
+
+    def compute(inputs: Arrays, shape: Shape) -> Arrays:
+        return {"C": product(inputs["A"], inputs["B"], inputs, False)}
+
+    def bound(inputs: Arrays, reference: Arrays, shape: Shape, dtype: Dtype) -> Arrays:
+        sums = product(abs(inputs["A"]), abs(inputs["B"]), inputs, True)
+        accumulate = CONFIDENCE * math.sqrt(shape[-1]) * ACCUMULATE_STEP * sums
+        return {"C": dtype.unit * (abs(reference["C"]) + accumulate) + accumulate + dtype.tiny}
+
+    return Problem(
+        name=name,
+        summary=summary,
+        axes=("L", "M", "N", "K") if batched else ("M", "N", "K"),
+        default_shape=default_shape,
+        dtypes=dtypes,
+        operands=operands,
+        compute=compute,
+        bound=bound,
+        tolerance=lambda shape, dtype: dtype.unit + CONFIDENCE * math.sqrt(shape[-1]) * ACCUMULATE_STEP,
+        flops=lambda shape: 2 * math.prod(shape),
+    )
+
+
+GEMM = gemm_problem("gemm", "C = A B^T", default_shape=(256, 256, 256))
+GEMM_BATCHED = gemm_problem("gemm_batched", "C[l] = A[l] B[l]^T", batched=True, default_shape=(2, 128, 128, 64))
+GEMM_COLWISE_SCALE = gemm_problem(
+    "gemm_colwise_scale", "C = (A B^T) * R, a factor a column", scaled=True, default_shape=(256, 256, 256)
+)

@@ -1,0 +1,1 @@
+"""Ampere rungs: warp MMA from shared memory (sm_80 up)."""

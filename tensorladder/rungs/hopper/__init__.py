@@ -1,0 +1,1 @@
+"""Hopper rungs: TMA, mbarriers and warp specialisation (sm_90 up)."""

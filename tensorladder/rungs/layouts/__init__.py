@@ -1,0 +1,1 @@
+"""Layout rungs: what a swizzle and a thread-value layout mean, executed."""

@@ -1,0 +1,1 @@
+"""SIMT rungs: one thread an element, then tiles in shared memory."""
