@@ -13,7 +13,7 @@ Warp roles:
     | all 8 | load two vectors, add in float32, store        |
 
 Budget:
-    SMEM 0 B. Registers: 12 for the three vectors of 16 bytes plus indices, 32 a thread in all, so the 2048 threads of
+    SMEM 0 B. Registers: 12 for the three vectors of 16 bytes plus indices, 28 a thread in all, so the 2048 threads of
     an SM are resident as 8 CTAs of 256. Traffic: 3 N elements, the minimum; 1 flop an element.
 
 Run:

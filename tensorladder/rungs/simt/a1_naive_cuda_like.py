@@ -13,7 +13,7 @@ Warp roles:
     | all 8 | 8 rows by 32 columns of C, an element a thread        |
 
 Budget:
-    SMEM 0 B. Registers: 1 accumulator, about 40 a thread in all. Traffic: 2 loads a multiply-add, 2 M N K in all.
+    SMEM 0 B. Registers: 1 accumulator, 20 a thread in all. Traffic: 2 loads a multiply-add, 2 M N K in all.
 
 Run:
     tensorladder run a1-naive-cuda-like --shape 256,256,256
