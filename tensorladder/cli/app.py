@@ -1,0 +1,105 @@
+"""The verbs under one name, and the rule that every refusal is one line and an exit code.
+
+Exit codes: 0 what is reported is good; 1 a result is wrong or a hazard was found; 2 asked wrongly; 3 incomplete.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from tensorladder import __version__
+from tensorladder.cli import climb, doctor, exec, list, output, run, show
+from tensorladder.core.errors import TensorladderError
+
+USAGE = 2
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="tensorladder",
+    help="Tensor-core kernels, one feature a rung, run and checked on a virtual or a real GPU.",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+# Verbs in the order a person meets them.
+app.command("doctor")(doctor.doctor)
+app.command("list")(list.list_rungs)
+app.command("show")(show.show)
+app.command("run")(run.run)
+app.command("climb")(climb.climb)
+# Options before SCRIPT are ours, those after it are the script's.
+app.command("exec", context_settings={"allow_interspersed_args": False})(exec.exec_script)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        output.write(f"tensorladder {__version__}")
+        raise typer.Exit(0)
+
+
+@app.callback(invoke_without_command=True)
+def _top(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", help="print the version", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        output.write(context.get_help())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line on `arguments` (default: the process's own) and returns the exit code.
+
+    Never raises for what a person did: a TensorladderError or a usage error is one line on stderr.
+    """
+    command = typer.main.get_command(app)
+    try:
+        code = command.main(
+            args=None if arguments is None else [*arguments], prog_name="tensorladder", standalone_mode=False
+        )
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except TensorladderError as error:
+        output.complain(error)
+        return error.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        output.complain("interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        return _reader_gone()
+    except SystemExit as stop:
+        # typer turns a broken pipe into an exit of its own.
+        if isinstance(stop.__context__, BrokenPipeError):
+            return _reader_gone()
+        raise
+    except Exception as error:
+        # typer raises its parser's errors, whose class moved between releases; they all can format themselves.
+        if not hasattr(error, "format_message"):
+            raise
+        output.complain(_usage_line(error))
+        return USAGE
+
+
+def _reader_gone() -> int:
+    """The reader of our pipe went away (`| head`): not an error, and nothing more can be said there."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno())  # type: ignore[union-attr]
+    return 0
+
+
+def _usage_line(error: Exception) -> str:
+    message = output.one_line(error.format_message()).rstrip(".")  # type: ignore[attr-defined]
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "tensorladder"
+    return f"{message} (see `{path} --help`)"
+
+
+def entry() -> None:
+    """The console script."""
+    sys.exit(main())

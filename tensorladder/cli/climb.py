@@ -1,0 +1,78 @@
+"""`tensorladder climb`: every rung at its default shape, the table as it grows."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+from rich.console import Group
+from rich.live import Live
+from rich.spinner import Spinner
+
+from tensorladder.cli import output
+from tensorladder.cli.options import Json, On, Policy, Seed, Series, Timeout
+from tensorladder.cli.run import COLUMNS, RIGHT, row
+from tensorladder.measure import run as harness
+from tensorladder.measure.request import parse_series
+from tensorladder.measure.run import Request, Result
+
+
+def climb(
+    series: Series = None,
+    all_archs: Annotated[
+        bool, typer.Option("--all-archs", help="every architecture a rung compiles for, not its first alone")
+    ] = False,
+    on: On = "vgpu",
+    policy: Policy = "eager",
+    seed: Seed = 0,
+    timeout: Timeout = None,
+    as_json: Json = False,
+) -> int:
+    """Run every rung of the ladder and print the table."""
+    asked = list(
+        harness.requests(
+            parse_series(series), all_archs=all_archs, on=on, policy=policy, seed=seed, timeout=timeout
+        )
+    )
+    results = list((_json_lines if as_json else _watched)(asked))
+    _close(results, as_json)
+    return harness.exit_code(results)
+
+
+def _json_lines(asked: list[Request]) -> Iterator[Result]:
+    for result in harness.climb(asked):
+        output.emit(result.record())
+        yield result
+
+
+def _watched(asked: list[Request]) -> Iterator[Result]:
+    """On a terminal the table grows under the reader's eyes; in a pipe it comes at the end."""
+    table = output.table(COLUMNS, right=RIGHT)
+    console = output.console()
+    if not sys.stdout.isatty():
+        for result in harness.climb(asked):
+            output.add_row(table, row(result))
+            yield result
+        console.print(table)
+        return
+    with Live(console=console, refresh_per_second=8) as live:
+        for number, one in enumerate(asked, 1):
+            words = f"{one.info.name} for {one.arch} ({number} of {len(asked)})"
+            live.update(Group(table, Spinner("dots", words)))
+            for result in harness.climb([one]):
+                output.add_row(table, row(result))
+                yield result
+        live.update(table)
+
+
+def _close(results: list[Result], as_json: bool) -> None:
+    counts = harness.summary(results)
+    if as_json:
+        output.emit({"summary": counts})
+        return
+    output.write(f"{counts['rungs']} rungs, {counts['ok']} ok, {counts['failed']} failed")
+    for result in results:
+        if result.message:
+            output.complain(f"{result.request.info.name} for {result.request.arch}: {result.message}")

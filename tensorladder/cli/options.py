@@ -1,0 +1,30 @@
+"""Options that several verbs share, declared once so that they read the same everywhere."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+Json = Annotated[bool, typer.Option("--json", help="one JSON object a line")]
+RungName = Annotated[str, typer.Argument(metavar="RUNG", help="a rung's name or its step, such as c2")]
+Shape = Annotated[
+    str | None, typer.Option("--shape", metavar="512,512,512", help="extents along the problem's own axes")
+]
+Dtype = Annotated[str | None, typer.Option("--dtype", help="element type of the inputs, such as float16")]
+Arch = Annotated[str | None, typer.Option("--arch", help="architecture to compile for, such as sm_90a")]
+On = Annotated[str, typer.Option("--on", metavar="vgpu|gpu", help="the virtual GPU, or a real one")]
+Policy = Annotated[
+    str,
+    typer.Option(
+        "--async", metavar="eager|lazy|random:N|timed", help="when the effect of an asynchronous operation happens"
+    ),
+]
+Seed = Annotated[int, typer.Option("--seed", help="seed of the inputs")]
+Numerics = Annotated[
+    str, typer.Option("--numerics", metavar="wide|exact", help="how the tensor cores accumulate: float32, or bit-exact")
+]
+Timeout = Annotated[
+    float | None, typer.Option("--timeout", metavar="SECONDS", help="stop a launch on the virtual GPU after this long")
+]
+Series = Annotated[str | None, typer.Option("--series", metavar="a,b", help="only these series")]

@@ -1,0 +1,68 @@
+"""`tensorladder run RUNG`: one rung, run and judged."""
+
+from __future__ import annotations
+
+from tensorladder.cli import output
+from tensorladder.cli.options import Arch, Dtype, Json, Numerics, On, Policy, RungName, Seed, Shape, Timeout
+from tensorladder.measure.request import parse_numerics, parse_shape
+from tensorladder.measure.run import Result, execute, plan
+from tensorladder.rungs.rung import find
+
+COLUMNS = ("rung", "arch", "on", "shape", "dtype", "ok", "error", "tolerance", "seconds", "compile")
+RIGHT = ("error", "tolerance", "seconds", "compile")
+
+
+def run(
+    rung: RungName,
+    shape: Shape = None,
+    dtype: Dtype = None,
+    on: On = "vgpu",
+    arch: Arch = None,
+    policy: Policy = "eager",
+    seed: Seed = 0,
+    numerics: Numerics = "wide",
+    timeout: Timeout = None,
+    as_json: Json = False,
+) -> int:
+    """Run one rung, compare it with float64 and time the launch."""
+    parse_numerics(numerics)
+    asked = plan(
+        find(rung),
+        shape=parse_shape(shape) if shape is not None else None,
+        dtype=dtype,
+        arch=arch,
+        on=on,
+        policy=policy,
+        seed=seed,
+        timeout=timeout,
+    )
+    with output.progress(f"running {asked.info.name} for {asked.arch}"):
+        result = execute(asked)
+    if as_json:
+        output.emit(result.record())
+    else:
+        output.console().print(output.table(COLUMNS, [row(result)], RIGHT))
+        if result.message:
+            output.complain(f"{asked.info.name}: {result.message}")
+    return result.exit_code
+
+
+def row(result: Result) -> tuple[object, ...]:
+    """A result as a row under COLUMNS."""
+    asked = result.request
+    return (
+        asked.info.name,
+        asked.arch,
+        asked.on,
+        "x".join(map(str, asked.shape)),
+        asked.dtype,
+        result.ok,
+        _number(result.error, ".1e"),
+        _number(result.tolerance, ".1e"),
+        _number(result.seconds, ".3f"),
+        _number(result.compile_seconds, ".2f"),
+    )
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)

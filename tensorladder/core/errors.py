@@ -1,0 +1,42 @@
+"""Errors that a person can act on: each is one line that names what is wrong, where, and the fix.
+
+The exit codes are the command line's contract: 0 good, 1 wrong result or hazard, 2 asked wrongly, 3 not modelled.
+"""
+
+from __future__ import annotations
+
+
+class TensorladderError(Exception):
+    """Base of every error that is shown to a person as one line. `exit_code` is what the command line returns."""
+
+    exit_code = 1
+
+
+class UsageError(TensorladderError):
+    """Bad input: shape, stride, dtype, alignment, architecture, file, missing extra, corrupt PTX."""
+
+    exit_code = 2
+
+
+class MissingExtra(UsageError):
+    """An optional dependency is absent. The message names the extra that brings it."""
+
+    def __init__(self, what: str, extra: str):
+        super().__init__(f"{what} is not installed: pip install 'tensorladder[{extra}]'")
+        self.extra = extra
+
+
+class Unsupported(TensorladderError):
+    """Something that is not modelled (an instruction, a modifier, an attribute): verdict `incomplete`."""
+
+    exit_code = 3
+
+
+class KernelError(TensorladderError):
+    """A kernel did what the hardware would fault on, or hung. `finding` carries the details where there are any."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, finding: object | None = None):
+        super().__init__(message)
+        self.finding = finding

@@ -1,0 +1,56 @@
+"""What a rung is made of: its source, what changed from its parent, and what the compiler made of it."""
+
+from __future__ import annotations
+
+import difflib
+
+from tensorladder.core.errors import UsageError
+from tensorladder.core.program import Program
+from tensorladder.measure.run import Request, build
+from tensorladder.rungs.rung import RungInfo, find
+from tensorladder.silicon.disassemble import sass as disassemble
+
+
+def source(info: RungInfo) -> str:
+    """The rung's file as it is."""
+    return info.path.read_text(encoding="utf-8")
+
+
+def diff(info: RungInfo, context: int = 3) -> str:
+    """A unified diff from the parent's file to this rung's. UsageError for a rung with no parent."""
+    if info.parent is None:
+        raise UsageError(f"{info.name} stands at the bottom of its series: it has no parent to compare with")
+    parent = find(info.parent)
+    lines = difflib.unified_diff(
+        source(parent).splitlines(keepends=True),
+        source(info).splitlines(keepends=True),
+        fromfile=parent.name,
+        tofile=info.name,
+        n=context,
+    )
+    return "".join(lines)
+
+
+def compiled(asked: Request) -> Program:
+    """The rung compiled for what was asked (raises MissingExtra where its language is not installed)."""
+    return build(asked)
+
+
+def ptx(program: Program) -> str:
+    """The PTX of all modules."""
+    return "\n".join(module.ptx for module in program.modules)
+
+
+def mlir(program: Program) -> str:
+    """The front end's MLIR; UsageError where it has none."""
+    if program.mlir is None:
+        raise UsageError(f"{program.name}: its front end makes no MLIR: use --ptx")
+    return program.mlir
+
+
+def sass(program: Program) -> str:
+    """The machine code of all modules, disassembled."""
+    cubins = [module.cubin for module in program.modules]
+    if not all(cubins):
+        raise UsageError(f"{program.name}: its front end makes no machine code: use --ptx")
+    return "\n".join(disassemble(cubin) for cubin in cubins if cubin)

@@ -1,0 +1,99 @@
+"""What a person asks for, as text, turned into values: each refusal names the argument and how to ask right."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+
+from tensorladder.core.errors import Unsupported, UsageError
+from tensorladder.rungs.rung import RungInfo, catalog
+
+PLACES = ("vgpu", "gpu")
+POLICIES = ("eager", "lazy", "random:N", "timed")
+# How the tensor cores accumulate: in float32 in a fixed order, or bit for bit as measured on a chip.
+NUMERICS = ("wide", "exact")
+EXTENT_LIMIT = 1 << 31
+
+_ARCH = re.compile(r"sm_\d{2,3}[af]?")
+_RANDOM = re.compile(r"random:(\d{1,18})")
+
+
+def parse_shape(text: str) -> tuple[int, ...]:
+    """ "512,512,512" as integers. UsageError for anything but positive extents below 2^31, split by commas."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(re.fullmatch(r"[0-9]+", part) for part in parts):
+        raise UsageError(f"--shape {text!r} is not a list of positive integers: write --shape 512,512,512")
+    extents = tuple(int(part) for part in parts)
+    for extent in extents:
+        if not 0 < extent < EXTENT_LIMIT:
+            raise UsageError(f"--shape {text!r}: extent {extent} must lie between 1 and 2^31 - 1")
+    return extents
+
+
+def parse_policy(text: str) -> str:
+    """A policy of asynchronous effects in its canonical spelling."""
+    policy = text.strip().lower()
+    if policy in POLICIES[:2] or policy == "timed" or _RANDOM.fullmatch(policy):
+        return policy
+    if policy.startswith("random"):
+        raise UsageError(f"--async {text!r}: give the schedule's seed as a number, such as --async random:7")
+    raise UsageError(f"--async {text!r} is not a policy: use {', '.join(POLICIES)}")
+
+
+def parse_place(text: str) -> str:
+    """ "vgpu" or "gpu"."""
+    if text not in PLACES:
+        raise UsageError(f"--on {text!r} is not a place to run: use --on vgpu or --on gpu")
+    return text
+
+
+def parse_numerics(text: str) -> str:
+    """How the tensor cores accumulate; "exact" is refused until the hardware's rounding is modelled."""
+    if text not in NUMERICS:
+        raise UsageError(f"--numerics {text!r} is not a model of accumulation: use --numerics wide")
+    if text == "exact":
+        raise Unsupported("--numerics exact: the tensor cores' rounding is not modelled bit for bit yet; use wide")
+    return text
+
+
+def parse_arch(text: str, info: RungInfo) -> str:
+    """An architecture that `info` compiles for; UsageError names those there are."""
+    if text in info.archs:
+        return text
+    if not _ARCH.fullmatch(text):
+        raise UsageError(f"--arch {text!r} is not an architecture: write it as {info.archs[0]}")
+    raise UsageError(f"--arch {text!r}: {info.name} compiles for {', '.join(info.archs)}")
+
+
+def parse_series(text: str | None) -> tuple[RungInfo, ...]:
+    """The rungs of the series named in "a,b" (all rungs for None), in the catalogue's order."""
+    infos = catalog()
+    if text is None:
+        return infos
+    known = list(dict.fromkeys(info.series for info in infos))
+    wanted = [name.strip().lower() for name in text.split(",")]
+    for name in wanted:
+        if name not in known:
+            raise UsageError(f"--series {text!r}: there is no series {name!r}; use {', '.join(known)}")
+    return tuple(info for info in infos if info.series in wanted)
+
+
+def parse_timeout(seconds: float | None) -> float | None:
+    """Seconds, positive; None for no limit."""
+    if seconds is not None and not 0 < seconds < float("inf"):
+        raise UsageError(f"--timeout {seconds:g} must be a positive number of seconds")
+    return seconds
+
+
+def parse_seed(seed: int) -> int:
+    """A seed that numpy's generators take."""
+    if seed < 0:
+        raise UsageError(f"--seed {seed} must not be negative")
+    return seed
+
+
+def nearest(word: str, names: Iterable[str]) -> str:
+    """ " (did you mean X?)", or nothing where no name is near."""
+    near = difflib.get_close_matches(word, list(names), n=1, cutoff=0.5)
+    return f" (did you mean {near[0]}?)" if near else ""

@@ -1,0 +1,246 @@
+"""The one harness that runs every rung: allocate, make the problem's case, compile, launch, judge, time."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tensorladder.core.errors import TensorladderError, UsageError
+from tensorladder.core.program import Program
+from tensorladder.measure import request
+from tensorladder.problems import Case
+from tensorladder.problems.problem import Empty, examine
+from tensorladder.rungs import rung as rungs
+from tensorladder.rungs.rung import RungInfo
+
+
+@dataclass(frozen=True)
+class Request:
+    """One run, fully said: what, for which architecture, on which inputs, where and under which policy.
+
+    policy: when asynchronous effects happen ("eager", "lazy", "random:N", "timed"); on a real GPU it has no meaning.
+    seed: of the inputs. timeout: seconds for the launch on the virtual GPU, or None.
+    """
+
+    info: RungInfo
+    arch: str
+    shape: tuple[int, ...]
+    dtype: str
+    on: str = "vgpu"
+    policy: str = "eager"
+    seed: int = 0
+    timeout: float | None = None
+    config: Any = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one run gave.
+
+    error: relative Frobenius norm of the output's error (None where nothing was computed, infinite for NaN).
+    seconds: the launch alone. compile_seconds: the front end and the virtual GPU's code generation.
+    message: why it is not ok, one line. exit_code: what the command line returns for it.
+    """
+
+    request: Request
+    ok: bool
+    error: float | None
+    tolerance: float | None
+    seconds: float | None
+    compile_seconds: float | None
+    message: str = ""
+    exit_code: int = 0
+
+    def record(self) -> dict[str, Any]:
+        """The run as a JSON object with the keys of the contract. Numbers that JSON cannot say are null."""
+        asked = self.request
+        return {
+            "rung": asked.info.name,
+            "arch": asked.arch,
+            "on": asked.on,
+            "shape": list(asked.shape),
+            "dtype": asked.dtype,
+            "async": asked.policy if asked.on == "vgpu" else None,
+            "seed": asked.seed,
+            "ok": self.ok,
+            "error": _finite(self.error),
+            "tolerance": self.tolerance,
+            "seconds": self.seconds,
+            "compile_seconds": self.compile_seconds,
+            "message": self.message,
+        }
+
+
+class Target(Protocol):
+    """Where a program runs. `allocate` gives arrays of the machine, `run` launches and returns (seconds, seconds of
+    code generation), `close` hands back what it holds."""
+
+    @property
+    def allocate(self) -> Empty: ...
+
+    def run(self, program: Program, case: Case) -> tuple[float, float]: ...
+
+    def close(self) -> None: ...
+
+
+def plan(
+    info: RungInfo,
+    *,
+    shape: Sequence[int] | None = None,
+    dtype: str | None = None,
+    arch: str | None = None,
+    on: str = "vgpu",
+    policy: str = "eager",
+    seed: int = 0,
+    timeout: float | None = None,
+    config: Any = None,
+) -> Request:
+    """A request with the rung's defaults filled in and everything checked that needs no compiler (UsageError)."""
+    request.parse_place(on)
+    if arch is None:
+        arch = info.archs[0] if on == "vgpu" else _silicon().arch_for(info.archs)
+    arch = request.parse_arch(arch, info)
+    extents, name = info.rung.check(arch, tuple(shape or info.default_shape), dtype or info.dtypes[0])
+    return Request(
+        info,
+        arch,
+        extents,
+        name,
+        on,
+        request.parse_policy(policy),
+        request.parse_seed(seed),
+        request.parse_timeout(timeout),
+        config,
+    )
+
+
+def run_rung(info: RungInfo, **asked: Any) -> Result:
+    """Run one rung and judge it; keywords as `plan` takes them. Raises TensorladderError where it cannot run."""
+    return execute(plan(info, **asked))
+
+
+def execute(asked: Request) -> Result:
+    """Run what was asked. A wrong result is a Result with ok False; what stops a run raises TensorladderError."""
+    target = TARGETS[asked.on](asked)
+    try:
+        start = time.perf_counter()
+        program = build(asked)
+        compiled = time.perf_counter() - start
+        case = asked.info.problem.make(asked.shape, asked.dtype, asked.seed, target.allocate)
+        seconds, generated = target.run(program, case)
+        return judge(asked, case, seconds, compiled + generated)
+    finally:
+        target.close()
+
+
+def build(asked: Request) -> Program:
+    """Compile the rung for what was asked."""
+    module = rungs.load(asked.info)
+    config = asked.config if asked.config is not None else module.RUNG.config
+    # RUNG.config is the dataclass of the knobs: called without arguments it gives the defaults.
+    return module.compile(asked.arch, asked.shape, asked.dtype, config() if isinstance(config, type) else config)
+
+
+def judge(asked: Request, case: Case, seconds: float, compile_seconds: float) -> Result:
+    """Compare the case's outputs with the float64 reference, by norm and element by element."""
+    verdict = examine(case)
+    own = asked.info.rung.tolerance
+    tolerance = case.tolerance if own is None else own
+    # A rung whose order of summation is free states one tolerance on the norm; spoilt inputs make that infinite.
+    ok = verdict.ok if own is None else verdict.error <= own
+    message = "" if ok else _what_is_wrong(verdict.wrong, verdict.error, tolerance)
+    return Result(asked, ok, verdict.error, tolerance, seconds, compile_seconds, message, 0 if ok else 1)
+
+
+def requests(
+    infos: Iterable[RungInfo], *, all_archs: bool = False, on: str = "vgpu", **asked: Any
+) -> Iterator[Request]:
+    """A request a rung at its default shape: for its first architecture, or for all it compiles for."""
+    for info in infos:
+        for arch in info.archs if all_archs else (None,):
+            yield plan(info, arch=arch, on=on, **asked)
+
+
+def climb(asked: Iterable[Request]) -> Iterator[Result]:
+    """Run each request; one that stops becomes a Result that says why, and the climb goes on.
+
+    A request that could never run (a missing extra, no GPU) ends the climb instead: UsageError.
+    """
+    for one in asked:
+        try:
+            yield execute(one)
+        except UsageError:
+            raise
+        except TensorladderError as error:
+            yield Result(one, False, None, None, None, None, str(error), error.exit_code)
+
+
+def summary(results: Sequence[Result]) -> dict[str, int]:
+    """How many runs there were, how many were right, how many not."""
+    right = sum(result.ok for result in results)
+    return {"rungs": len(results), "ok": right, "failed": len(results) - right}
+
+
+def exit_code(results: Iterable[Result]) -> int:
+    """0 when all are right; 1 when a result is wrong; 3 when the worst is something that is not modelled."""
+    codes = {result.exit_code for result in results if not result.ok}
+    return 1 if 1 in codes else max(codes, default=0)
+
+
+class VirtualTarget:
+    """The virtual GPU: arrays live in the device's arena, launches run at the synchronisation."""
+
+    def __init__(self, asked: Request) -> None:
+        from tensorladder.vgpu import Device
+
+        self.device = Device(arch=asked.arch, policy=asked.policy, seed=asked.seed, timeout=asked.timeout)
+
+    @property
+    def allocate(self) -> Empty:
+        return self.device.memory.empty
+
+    def run(self, program: Program, case: Case) -> tuple[float, float]:
+        stream = self.device.stream()
+        program(stream, *case.arrays.values())
+        # Code generation happens at the first launch of a kernel; where the device can do it ahead, it is timed apart.
+        start = time.perf_counter()
+        prepare = getattr(stream, "prepare", None)
+        if prepare is not None:
+            prepare()
+        generated = time.perf_counter() - start
+        start = time.perf_counter()
+        stream.synchronize()
+        return time.perf_counter() - start, generated
+
+    def close(self) -> None:
+        close = getattr(self.device, "close", None)
+        if close is not None:
+            close()
+
+
+def _real_target(asked: Request) -> Target:
+    return _silicon().Target(asked.arch)
+
+
+def _silicon() -> Any:
+    """The real GPU's side, imported only when asked for."""
+    from tensorladder.silicon import target
+
+    return target
+
+
+TARGETS: dict[str, Callable[[Request], Target]] = {"vgpu": VirtualTarget, "gpu": _real_target}
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _what_is_wrong(wrong: Any, error: float, tolerance: float) -> str:
+    if not wrong:
+        return f"relative error {error:.2e} is above {tolerance:.2e}"
+    places = (f"{name}: {count} elements, first at {list(index)}" for name, (count, index) in wrong.items())
+    return "wrong " + "; ".join(places)

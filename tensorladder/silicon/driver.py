@@ -1,0 +1,211 @@
+"""The CUDA driver by its C interface (libcuda through ctypes): load a cubin, launch with attributes, synchronise.
+
+Sources: CUDA driver API reference, "Module Management", "Execution Control" (cuLaunchKernelEx, CUlaunchConfig,
+CUlaunchAttribute). Nothing is loaded before the first call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+from ctypes import POINTER, Structure, Union, byref, c_char, c_char_p, c_int, c_size_t, c_uint, c_void_p
+from typing import Any
+
+from tensorladder.core.errors import KernelError, UsageError
+from tensorladder.core.program import Launch, Module
+
+# CUresult values that a person can act on.
+NO_DEVICE = 100
+DEVICE_ATTRIBUTE = {"major": 75, "minor": 76, "sms": 16}
+FUNCTION_ATTRIBUTE = {"max_dynamic_shared": 8, "non_portable_cluster": 14}
+PORTABLE_CLUSTER = 8
+# CU_LAUNCH_PARAM_BUFFER_POINTER, _SIZE and _END: the parameter block as it is, in place of an array of pointers.
+PARAM_POINTER, PARAM_SIZE, PARAM_END = 1, 2, 0
+
+
+class _Value(Union):
+    _fields_ = [("pad", c_char * 64), ("dims", c_uint * 3), ("flag", c_int)]
+
+
+class _Attribute(Structure):
+    _fields_ = [("id", c_int), ("pad", c_char * 4), ("value", _Value)]
+
+
+class _Config(Structure):
+    _fields_ = [
+        ("grid", c_uint * 3),
+        ("block", c_uint * 3),
+        ("shared", c_uint),
+        ("stream", c_void_p),
+        ("attributes", POINTER(_Attribute)),
+        ("count", c_uint),
+    ]
+
+
+# Launch attributes by the names that `Launch.attributes` uses -> CUlaunchAttributeID; all are flags.
+_FLAGS = {"cooperative": 2, "programmatic_stream_serialization": 6}
+_CLUSTER = 4
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """libcuda, initialised. UsageError (one line) where there is no driver or no GPU."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise UsageError("no NVIDIA GPU here (no libcuda.so.1): use --on vgpu") from error
+    cuda.cuGetErrorString.argtypes = [c_int, POINTER(c_char_p)]
+    code = cuda.cuInit(0)
+    if code:
+        raise UsageError(f"no usable NVIDIA GPU here (cuInit: {reason(cuda, code)}): use --on vgpu")
+    return cuda
+
+
+def reason(cuda: ctypes.CDLL, code: int) -> str:
+    """The driver's own words for an error code."""
+    text = c_char_p()
+    cuda.cuGetErrorString(code, byref(text))
+    return f"{text.value.decode()} ({code})" if text.value else f"error {code}"
+
+
+def call(name: str, *arguments: Any) -> None:
+    """Call a driver function; KernelError with the driver's words when it fails."""
+    cuda = library()
+    function: Callable[..., int] = getattr(cuda, name)
+    code = function(*arguments)
+    if code:
+        raise KernelError(f"{name}: {reason(cuda, code)}")
+
+
+def capability(device: int = 0) -> tuple[int, int]:
+    """Compute capability of a device, (9, 0) for an H200. UsageError where there is no GPU."""
+    library()
+    return _device_attribute(device, "major"), _device_attribute(device, "minor")
+
+
+def describe(device: int = 0) -> str:
+    """Name, compute capability, SMs and driver in one line. UsageError where there is no GPU."""
+    library()
+    name = ctypes.create_string_buffer(256)
+    call("cuDeviceGetName", name, 256, _handle(device))
+    version = c_int()
+    call("cuDriverGetVersion", byref(version))
+    major, minor = capability(device)
+    sms = _device_attribute(device, "sms")
+    cuda = f"{version.value // 1000}.{version.value % 1000 // 10}"
+    return f"{name.value.decode()}, sm_{major}{minor}, {sms} SMs, driver for CUDA {cuda}"
+
+
+def runs_on(arch: str, have: tuple[int, int]) -> bool:
+    """Whether machine code for `arch` runs on a device of compute capability `have`.
+
+    "sm_90a" runs on 9.0 alone, "sm_100f" on its family's same major from 10.0 up, "sm_80" on 8.0 and later 8.x
+    (CUDA C++ programming guide, "Binary Compatibility").
+    """
+    digits = arch.removeprefix("sm_").rstrip("af")
+    major, minor = int(digits[:-1]), int(digits[-1])
+    if arch.endswith("a"):
+        return have == (major, minor)
+    return have[0] == major and have[1] >= minor
+
+
+class Stream:
+    """A stream of the real GPU as `core.program.Stream`: launches run in order at `synchronize`.
+
+    handle: a CUstream as an integer (torch's `stream.cuda_stream`); its context must be current.
+    """
+
+    def __init__(self, handle: int = 0) -> None:
+        self.handle = handle
+        self.pending: list[Launch] = []
+        self._functions: dict[tuple[int, str], tuple[Module, c_void_p]] = {}
+
+    def enqueue(self, launch: Launch) -> None:
+        self.pending.append(launch)
+
+    def prepare(self) -> None:
+        """Load the machine code of what was enqueued, so that the launch alone can be timed."""
+        for launch in self.pending:
+            self._function(launch)
+
+    def submit(self) -> None:
+        """Hand over what was enqueued without waiting for it."""
+        pending, self.pending = self.pending, []
+        for launch in pending:
+            self._launch(launch)
+
+    def synchronize(self) -> None:
+        self.submit()
+        call("cuStreamSynchronize", c_void_p(self.handle))
+
+    def _function(self, launch: Launch) -> c_void_p:
+        key = (id(launch.module), launch.kernel)
+        if key not in self._functions:
+            # The module is kept beside the function: its id may not be reused while the entry lives.
+            self._functions[key] = (launch.module, _load(launch.module, launch.kernel))
+        return self._functions[key][1]
+
+    def _launch(self, launch: Launch) -> None:
+        function = self._function(launch)
+        if launch.smem:
+            _set(function, "max_dynamic_shared", launch.smem)
+        size = launch.cluster[0] * launch.cluster[1] * launch.cluster[2]
+        if size > PORTABLE_CLUSTER:
+            _set(function, "non_portable_cluster", 1)
+        attributes = launch_attributes(launch)
+        config = _Config(
+            (c_uint * 3)(*launch.grid),
+            (c_uint * 3)(*launch.block),
+            launch.smem,
+            c_void_p(self.handle),
+            attributes,
+            len(attributes),
+        )
+        block = ctypes.create_string_buffer(launch.params, max(1, len(launch.params)))
+        length = c_size_t(len(launch.params))
+        extra = (c_void_p * 5)(
+            PARAM_POINTER,
+            ctypes.cast(block, c_void_p).value,
+            PARAM_SIZE,
+            ctypes.cast(byref(length), c_void_p).value,
+            PARAM_END,
+        )
+        call("cuLaunchKernelEx", byref(config), function, None, extra if launch.params else None)
+
+
+def launch_attributes(launch: Launch) -> ctypes.Array:
+    """The launch's attributes as the driver takes them. UsageError for one that has no counterpart there."""
+    unknown = [name for name, value in launch.attributes.items() if value and name not in _FLAGS]
+    if unknown:
+        raise UsageError(f"launch attribute {unknown[0]!r} is not known to the driver interface here")
+    made = []
+    if launch.cluster != (1, 1, 1):
+        made.append(_Attribute(_CLUSTER, b"", _Value(dims=(c_uint * 3)(*launch.cluster))))
+    made += [_Attribute(_FLAGS[name], b"", _Value(flag=1)) for name, value in launch.attributes.items() if value]
+    return (_Attribute * len(made))(*made)
+
+
+def _load(module: Module, kernel: str) -> c_void_p:
+    loaded, function = c_void_p(), c_void_p()
+    # A cubin where there is one: the PTX of a front end is often newer than the driver accepts.
+    image = module.cubin if module.cubin else module.ptx.encode() + b"\0"
+    call("cuModuleLoadData", byref(loaded), image)
+    call("cuModuleGetFunction", byref(function), loaded, kernel.encode())
+    return function
+
+
+def _set(function: c_void_p, attribute: str, value: int) -> None:
+    call("cuFuncSetAttribute", function, FUNCTION_ATTRIBUTE[attribute], value)
+
+
+def _handle(device: int) -> int:
+    handle = c_int()
+    call("cuDeviceGet", byref(handle), device)
+    return handle.value
+
+
+def _device_attribute(device: int, name: str) -> int:
+    value = c_int()
+    call("cuDeviceGetAttribute", byref(value), DEVICE_ATTRIBUTE[name], _handle(device))
+    return value.value

@@ -1,0 +1,134 @@
+"""The contract of the command line: keys, exit codes, where words go."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tensorladder import __version__
+from tensorladder.cli import app
+from tensorladder.core.errors import KernelError, MissingExtra, Unsupported, UsageError
+from tensorladder.rungs.rung import catalog
+
+KEYS = {
+    "doctor": {"name", "ok", "detail"},
+    "list": {"rung", "series", "parent", "adds", "archs", "problem"},
+}
+
+
+@pytest.mark.parametrize("verb", KEYS)
+def test_json_is_one_object_a_line_with_the_keys_of_the_contract(ask, verb):
+    said = ask(verb, "--json")
+    assert said.code == 0 and said.err == ""
+    records = [json.loads(line) for line in said.out.splitlines()]
+    assert records and all(KEYS[verb] <= set(record) for record in records)
+
+
+def test_list_names_every_rung_once(ask):
+    listed = [json.loads(line)["rung"] for line in ask("list", "--json").out.splitlines()]
+    assert listed == [info.name for info in catalog()]
+
+
+def test_list_can_be_narrowed_to_series(ask):
+    listed = [json.loads(line)["series"] for line in ask("list", "--series", "a", "--json").out.splitlines()]
+    assert listed and set(listed) == {"a"}
+
+
+def test_doctor_says_what_would_work_here(ask):
+    records = {record["name"]: record for record in map(json.loads, ask("doctor", "--json").out.splitlines())}
+    assert records["works: list, show"]["ok"] is True
+    assert records["python"]["ok"] is True
+    for name, record in records.items():
+        assert isinstance(record["ok"], bool) and record["detail"], name
+        assert "\n" not in record["detail"], name
+
+
+def test_tables_have_no_terminal_codes_in_a_pipe(ask):
+    assert "\x1b" not in ask("list").out + ask("doctor").out
+
+
+def test_show_prints_facts_and_lesson(ask):
+    info = catalog()[0]
+    said = ask("show", info.name)
+    assert said.code == 0
+    for word in (info.name, *info.archs, *info.problem.axes):
+        assert word in said.out
+    assert info.doc.splitlines()[0] in said.out
+
+
+@pytest.mark.parametrize("info", [info for info in catalog() if info.parent], ids=lambda info: info.name)
+def test_show_diff_turns_the_parent_into_the_rung(ask, info):
+    said = ask("show", info.name, "--diff")
+    assert said.code == 0
+    header = said.out.splitlines()[:2]
+    assert header == [f"--- {info.parent}", f"+++ {info.name}"]
+
+
+def test_no_verb_prints_the_help(ask):
+    said = ask()
+    assert said.code == 0
+    assert all(verb in said.out for verb in ("doctor", "list", "show", "run", "climb", "exec"))
+
+
+def test_version(ask):
+    assert ask("--version").out == f"tensorladder {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (KernelError("lane 3\nreads A[9]"), 1),
+        (UsageError("--shape\tis wrong"), 2),
+        (MissingExtra("a thing", "climb"), 2),
+        (Unsupported("wgmma.mma_async.sp, line 3"), 3),
+    ],
+)
+def test_every_error_of_ours_is_one_line_and_its_exit_code(ask, monkeypatch, error, code):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr("tensorladder.cli.list.parse_series", fail)
+    said = ask("list")
+    assert said.code == code and said.out == ""
+    assert said.err == "tensorladder: " + " ".join(str(error).split()) + "\n"
+
+
+def test_an_error_that_is_not_ours_is_not_hidden(monkeypatch):
+    def fail(*_):
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr("tensorladder.cli.list.parse_series", fail)
+    with pytest.raises(ZeroDivisionError):
+        app.main(["list"])
+
+
+def test_module_and_exit_code_reach_the_shell():
+    done = subprocess.run([sys.executable, "-m", "tensorladder", "show", "q9"], capture_output=True, text=True)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.count("\n") == 1 and "q9" in done.stderr
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    done = subprocess.run(
+        f"set -o pipefail; {sys.executable} -m tensorladder list --json | head -c 10",
+        shell=True, executable="/bin/bash", capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0 and done.stderr == ""
+
+
+HEAVY = ("cutlass", "llvmlite", "numba", "torch", "tvm", "tvm_ffi")
+
+
+def test_listing_and_showing_import_nothing_heavy():
+    """The base install is numpy, typer and rich: the rest may be absent."""
+    code = (
+        "import sys\n"
+        f"for name in {HEAVY}: sys.modules[name] = None\n"
+        "from tensorladder.cli.app import main\n"
+        "sys.exit(main(['list']) or main(['show', 'a0']) or main(['doctor']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
