@@ -1,0 +1,138 @@
+"""CuTe DSL front end: a `@cute.jit` function in, a `Program` out, for any architecture and with no GPU.
+
+    program = compile_program(vector_add, a, b, c, arch="sm_90a")
+    program(stream, a, b, c)            # the DSL's own host code runs here and enqueues its launches
+    program.launches(a, b, c)           # or only look at them
+
+Arguments are those of `cute.compile`: fake tensors with symbolic extents, DLPack tensors of the DSL, Constexpr
+values, streams; numpy arrays and torch tensors too, which become tensors with a dynamic layout, as the DSL does at a
+call. At run time arrays are given directly (or as DSL tensors), Constexpr arguments are left out, and so may be
+streams: launches go to the stream that the program is called with.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from typing import Any
+
+from ..core import dlpack
+from ..core.errors import TensorladderError, UsageError
+from ..core.program import Module, Program, Stream
+from . import cutedsl_inner as inner
+from .devicefacts import capability
+from .hostcode import HostCode, packed
+
+_OURS = ("--gpu-arch", "--dump-dir", "--keep-ptx", "--keep-cubin")
+
+
+def compile_program(
+    fn: Any,
+    *args: Any,
+    arch: str,
+    name: str | None = None,
+    options: str = "",
+    keep_mlir: bool = False,
+    **kwargs: Any,
+) -> Program:
+    """Compile a `@cute.jit` function (or an object with a jitted `__call__`) for `arch`, e.g. "sm_90a".
+
+    options: further options of `cute.compile`, e.g. "--enable-tvm-ffi --opt-level 2". keep_mlir: fill `Program.mlir`
+    with the DSL's MLIR before lowering. The PTX carries `.loc` lines and the cubin belongs to it.
+    UsageError for what the DSL refuses, MissingExtra without it.
+    """
+    capability(arch)
+    if any(word in options.split() for word in _OURS):
+        raise UsageError(f"options {options!r}: {', '.join(_OURS)} are set by the front end, from arch=")
+    inner.load()
+    args = tuple(_as_tensor(a) for a in args)
+    kwargs = {key: _as_tensor(a) for key, a in kwargs.items()}
+    start = time.perf_counter()
+    compiled = inner.compile_function(fn, args, kwargs, arch, options, keep_mlir)
+    return _program(compiled, arch, name or inner.function_name(fn), time.perf_counter() - start)
+
+
+def _as_tensor(arg: Any) -> Any:
+    """Plain arrays as DSL tensors in global memory with a dynamic layout; everything else as it is."""
+    if type(arg).__name__ in ("_Tensor", "_FakeTensor") or not hasattr(arg, "__dlpack__"):
+        return arg
+    from cutlass.cute.runtime import from_dlpack
+
+    seen = dlpack.view(arg)
+    tensor = from_dlpack(dlpack.View(seen.data, seen.shape, seen.strides, seen.dtype, (dlpack.CUDA, 0), seen.owner))
+    return tensor.mark_layout_dynamic() if seen.shape else tensor
+
+
+def _program(compiled: inner.Compiled, arch: str, name: str, seconds: float) -> Program:
+    module = Module(compiled.ptx, arch, compiled.cubin, name)
+    host = (_FfiHost if compiled.ffi else _PackedHost)(compiled, module)
+    return Program(name, arch, (module,), host, seconds, compiled.mlir)
+
+
+def _fake_stream() -> Any:
+    """A stream argument for host code that takes one; its value is never looked at."""
+    from cuda.bindings.driver import CUstream
+
+    return CUstream(0)
+
+
+class _PackedHost:
+    """Host part of an ordinary compiled function: `_mlir__mlir_ciface_NAME` with packed argument addresses."""
+
+    def __init__(self, compiled: inner.Compiled, module: Module):
+        self._compiled = compiled
+        self._code = HostCode(compiled.image, module, compiled.name)
+        self._entry = self._code.function(f"_mlir__mlir_ciface_{compiled.name}")
+        self._code.call(None, self._load)
+
+    def _load(self) -> None:
+        """What the DSL does before a first call: register the library, then fetch its kernels for device 0."""
+        library, error, device = ctypes.c_void_p(), ctypes.c_int32(), ctypes.c_int32()
+        to_library = ctypes.pointer(library)
+        to_to_library = ctypes.pointer(to_library)
+        at = ctypes.addressof
+        self._code.function("_mlir_cuda_init")(packed(at(to_to_library), at(error)))
+        if not error.value:
+            arguments = packed(at(to_to_library), at(device), at(error))
+            self._code.function("_mlir_cuda_load_to_device")(arguments)
+        _check_result(self._compiled.name, error.value)
+
+    def __call__(self, stream: Stream, *args: Any, **kwargs: Any) -> None:
+        values = inner.bind_arguments(self._compiled, args, kwargs, _fake_stream())
+        addresses, _alive = inner.argument_addresses(self._compiled, values)
+        result = ctypes.c_int32()
+
+        def enter() -> None:
+            self._entry(packed(*addresses, ctypes.addressof(result)))
+
+        self._code.call(stream, enter)
+        _check_result(self._compiled.name, result.value)
+
+
+def _check_result(name: str, code: int) -> None:
+    if code:
+        raise UsageError(f"{name}: its host code returned CUDA error {code}")
+
+
+class _FfiHost:
+    """Host part of a function compiled with --enable-tvm-ffi: `__tvm_ffi_NAME`, called through tvm_ffi."""
+
+    def __init__(self, compiled: inner.Compiled, module: Module):
+        import tvm_ffi
+        import tvm_ffi.libinfo as libinfo
+
+        self._compiled = compiled
+        library = ctypes.CDLL(libinfo.find_libtvm_ffi())
+        self._code = HostCode(compiled.image, module, compiled.name, (library,))
+        address = self._code.address(f"__tvm_ffi_{compiled.name}")
+        self._function = tvm_ffi.Function.__from_extern_c__(address, keep_alive_object=self._code)
+
+    def __call__(self, stream: Stream, *args: Any, **kwargs: Any) -> None:
+        values = inner.bind_arguments(self._compiled, args, kwargs, ctypes.c_void_p(0))
+        values = [v for n, v in zip(self._compiled.names, values) if self._compiled.specs.get(n) != "env"]
+        try:
+            self._code.call(stream, lambda: self._function(*values))
+        except TensorladderError:
+            raise
+        except Exception as error:
+            raise UsageError(f"{self._compiled.name}: {inner.one_line(error)}") from error
