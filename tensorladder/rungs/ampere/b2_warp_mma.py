@@ -236,9 +236,12 @@ class WarpMmaGemm:
         return group * self.raster + within % rows, within // rows
 
     def smem_layout(self, rows: int):
-        """(rows, BK, stages), K-major, with the XOR swizzle that fits rows of 64 or 128 bytes."""
+        """(rows, BK, stages), K-major, with the XOR swizzle that fits rows of 64 or 128 bytes.
+
+        The swizzle is one of byte addresses: the number of a 16-byte chunk (bits 4 and up) XOR bits 7 and up.
+        """
         bK = self.tile[2]
-        swizzle = cute.make_swizzle({32: 2, 64: 3}[bK], 3, 3)
+        swizzle = cute.make_swizzle({32: 2, 64: 3}[bK], 4, 3)
         atom = cute.make_composed_layout(swizzle, 0, cute.make_layout((8, bK), stride=(bK, 1)))
         return cute.tile_to_shape(atom, (rows, bK, self.stages), order=(0, 1, 2))
 
