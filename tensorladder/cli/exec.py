@@ -21,7 +21,7 @@ def exec_script(
 ) -> int:
     """Run a script that uses torch with device="cuda" on CPU memory and the virtual GPU."""
     if not Path(script).is_file():
-        raise UsageError(f"no such script: {script}")
+        raise UsageError(f"no such script: {script!r}")
     from tensorladder.vgpu.driver import run_script
 
     return run_script(script, arguments or [], arch=arch, policy=parse_policy(policy), check=check) or 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any, Protocol
 from tensorladder.core.errors import TensorladderError, UsageError
 from tensorladder.core.program import Program
 from tensorladder.measure import request
-from tensorladder.problems import Case
+from tensorladder.problems import DTYPES, Case
 from tensorladder.problems.problem import Empty, examine
 from tensorladder.rungs import rung as rungs
 from tensorladder.rungs.rung import RungInfo
@@ -103,7 +104,10 @@ def plan(
     if arch is None:
         arch = info.archs[0] if on == "vgpu" else _silicon().arch_for(info.archs)
     arch = request.parse_arch(arch, info)
-    extents, name = info.rung.check(arch, tuple(shape or info.default_shape), dtype or info.dtypes[0])
+    extents, name = info.rung.check(
+        arch, info.default_shape if shape is None else tuple(shape), info.dtypes[0] if dtype is None else dtype
+    )
+    _require_memory(info, extents, name)
     return Request(
         info,
         arch,
@@ -115,6 +119,20 @@ def plan(
         request.parse_timeout(timeout),
         config,
     )
+
+
+def _require_memory(info: RungInfo, shape: tuple[int, ...], dtype: str) -> None:
+    """UsageError where the arrays, with their float64 copies for the reference, exceed the machine's memory."""
+    needed = sum(
+        math.prod(operand.shape) * (DTYPES[operand.dtype].bits // 8 + 8)
+        for operand in info.problem.operands(shape, dtype)
+    )
+    have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > have:
+        text = ",".join(map(str, shape))
+        raise UsageError(
+            f"--shape {text} needs {needed / 1e9:.1f} GB with its reference: this machine has {have / 1e9:.1f} GB"
+        )
 
 
 def run_rung(info: RungInfo, **asked: Any) -> Result:

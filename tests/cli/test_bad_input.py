@@ -1,0 +1,140 @@
+"""Bad inputs, as a table: each is refused with one line on stderr that names what is wrong, and exit code 2."""
+
+from __future__ import annotations
+
+import pytest
+
+# (what is asked, a word that the refusal has to hold)
+VERBS_AND_OPTIONS = [
+    ("lst", "lst"),
+    ("chek a0", "chek"),
+    ("LIST", "LIST"),
+    ("--quiet list", "--quiet"),
+    ("list --jsn", "--jsn"),
+    ("list a0", "argument"),
+    ("doctor now", "argument"),
+    ("show", "RUNG"),
+    ("run", "RUNG"),
+    ("run a0 a1", "argument"),
+    ("run a0 --shape", "--shape"),
+    ("run a0 --seed", "--seed"),
+    ("run a0 --seed one", "--seed"),
+    ("run a0 --seed -1", "--seed"),
+    ("run a0 --seed 1.5", "--seed"),
+    ("run a0 --timeout soon", "--timeout"),
+    ("run a0 --timeout 0", "--timeout"),
+    ("run a0 --timeout -5", "--timeout"),
+    ("run a0 --timeout nan", "--timeout"),
+    ("run a0 --timeout inf", "--timeout"),
+    ("show a0 --ptx --sass", "choose one"),
+    ("show a0 --diff", "no parent"),
+    ("exec", "SCRIPT"),
+    ("climb a0", "argument"),
+    ("climb --all", "--all"),
+]
+
+RUNGS_AND_SERIES = [
+    ("show q9", "q9"),
+    ("run b2-warp-mna", "did you mean"),
+    ("run .", "'.'"),
+    ("show ../a0", "../a0"),
+    ("list --series q", "'q'"),
+    ("climb --series a,q", "'q'"),
+    ("climb --series ,", "series"),
+    ("list --series a;b", "a;b"),
+]
+
+SHAPES = [
+    ("run a0 --shape many", "many"),
+    ("run a0 --shape 1,2", "N"),
+    ("run a0 --shape 0", "1 and 2^31"),
+    ("run a0 --shape=-8", "-8"),
+    ("run a0 --shape 1.5", "1.5"),
+    ("run a0 --shape 1e3", "1e3"),
+    ("run a0 --shape 0x10", "0x10"),
+    ("run a0 --shape 8,", "8,"),
+    ("run a0 --shape 2147483648", "2147483648"),
+    ("run a0 --shape ５１２", "512,512,512"),
+    ("run a1 --shape 512", "M,N,K"),
+    ("run a1 --shape 512,512", "M,N,K"),
+    ("run a1 --shape 2,512,512,512", "M,N,K"),
+    ("run a1 --shape 512x512x512", "512,512,512"),
+    ("run a1 --shape 512,512,0", "1 and 2^31"),
+    ("run a1 --shape 512;512;512", "512,512,512"),
+    ("run a1 --shape 2147483647,2147483647,64", "GB"),
+    ("show a1 --ptx --shape 1,2", "M,N,K"),
+]
+
+DTYPES_AND_ARCHS = [
+    ("run a0 --dtype fp17", "fp17"),
+    ("run a0 --dtype int4", "int4"),
+    ("run a0 --dtype complex64", "complex64"),
+    ("run b2 --dtype fp32", "fp32"),
+    ("run a0 --arch sm_42", "sm_42"),
+    ("run a0 --arch gfx90a", "gfx90a"),
+    ("run a0 --arch 90", "'90'"),
+    ("run a0 --arch SM_90A", "SM_90A"),
+    ("run a0 --arch sm_90b", "sm_90b"),
+    ("run a0 --arch sm_100a;sm_90a", "sm_100a;sm_90a"),
+    ("show a0 --ptx --arch compute_80", "compute_80"),
+]
+
+POLICIES_AND_PLACES = [
+    ("run a0 --async sometimes", "sometimes"),
+    ("run a0 --async random", "random:7"),
+    ("run a0 --async random:", "random:7"),
+    ("run a0 --async random:x", "random:7"),
+    ("run a0 --async random:-1", "random:7"),
+    ("run a0 --async eager:3", "eager:3"),
+    ("climb --async never", "never"),
+    ("run a0 --on tpu", "tpu"),
+    ("run a0 --on GPU", "GPU"),
+    ("climb --on cpu", "cpu"),
+    ("run a0 --numerics half", "half"),
+]
+
+FILES = [
+    ("exec nowhere.py", "nowhere.py"),
+    ("exec /", "'/'"),
+    ("exec --async never nowhere.py", "nowhere.py"),
+]
+
+TABLE = VERBS_AND_OPTIONS + RUNGS_AND_SERIES + SHAPES + DTYPES_AND_ARCHS + POLICIES_AND_PLACES + FILES
+
+
+@pytest.mark.parametrize(("line", "word"), TABLE, ids=[line for line, _ in TABLE])
+def test_refused_in_one_line(ask, line, word):
+    said = ask(*line.split(" "))
+    assert said.code == 2, said
+    assert said.out == ""
+    assert said.err.count("\n") == 1 and said.err.startswith("tensorladder: ")
+    assert word in said.err
+
+
+@pytest.mark.parametrize("option", ["--shape", "--dtype", "--arch", "--async", "--on", "--numerics"])
+def test_an_empty_value_is_refused(ask, option):
+    said = ask("run", "a0", option, "")
+    assert said.code == 2 and said.err.count("\n") == 1, said
+
+
+def test_an_empty_rung_is_refused(ask):
+    said = ask("run", "")
+    assert said.code == 2 and said.err.count("\n") == 1, said
+
+
+def test_a_gpu_that_is_not_there(ask, monkeypatch):
+    from tensorladder.silicon import driver
+
+    def no_library(name):
+        raise OSError(name)
+
+    driver.library.cache_clear()
+    monkeypatch.setattr(driver.ctypes, "CDLL", no_library)
+    said = ask("run", "a0", "--on", "gpu")
+    driver.library.cache_clear()
+    assert said.code == 2 and said.err.count("\n") == 1 and "no NVIDIA GPU" in said.err
+
+
+def test_what_is_not_modelled_is_incomplete(ask):
+    said = ask("run", "a0", "--numerics", "exact")
+    assert said.code == 3 and said.err.count("\n") == 1
