@@ -17,10 +17,10 @@ import time
 from typing import Any
 
 from ..core import dlpack
+from ..core.arch import find
 from ..core.errors import TensorladderError, UsageError
 from ..core.program import Module, Program, Stream
 from . import cutedsl_inner as inner
-from .devicefacts import capability
 from .hostcode import HostCode, packed
 
 _OURS = ("--gpu-arch", "--dump-dir", "--keep-ptx", "--keep-cubin")
@@ -41,7 +41,7 @@ def compile_program(
     with the DSL's MLIR before lowering. The PTX carries `.loc` lines and the cubin belongs to it.
     UsageError for what the DSL refuses, MissingExtra without it.
     """
-    capability(arch)
+    arch = find(arch).name
     if any(word in options.split() for word in _OURS):
         raise UsageError(f"options {options!r}: {', '.join(_OURS)} are set by the front end, from arch=")
     inner.load()

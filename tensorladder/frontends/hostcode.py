@@ -17,10 +17,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..core.arch import check_launch, find, occupancy
+from ..core.elf import registers, static_shared_bytes, undefined_symbols
 from ..core.errors import MissingExtra, TensorladderError, Unsupported, UsageError
 from ..core.program import Launch, Module, Stream
 from .devicefacts import device_attribute
-from .elf import static_shared_bytes, undefined_symbols
 from .ptxparams import entry
 
 _LOCK = threading.RLock()
@@ -62,11 +63,6 @@ ATTRIBUTES: dict[int, tuple[str, Callable[[Any], Any]] | None] = {
     11: None,  # preferred cluster dimension: the hardware may keep to the cluster dimension
     14: None,  # preferred shared memory carve-out
 }
-
-_MAX_GRID = (2**31 - 1, 65535, 65535)
-_MAX_BLOCK = (1024, 1024, 64)
-_MAX_THREADS = 1024
-
 
 @dataclass
 class _Kernel:
@@ -164,7 +160,7 @@ def _enqueue(handle: int, grid: Any, block: Any, args: int, smem: int, attribute
     kernel = _kernel(handle)
     head = entry(kernel.module.ptx, kernel.name)
     cluster = attributes.pop("cluster", None) or head.cluster or (1, 1, 1)
-    _check_shape(kernel.name, grid, block, cluster)
+    check_launch(find(kernel.module.arch), grid, block, cluster, name=f"kernel {kernel.name}")
     params = bytearray(head.size)
     pointers = (_U64 * len(head.params)).from_address(args) if head.params else ()
     for param, address in zip(head.params, pointers):
@@ -177,19 +173,17 @@ def _enqueue(handle: int, grid: Any, block: Any, args: int, smem: int, attribute
     return _SUCCESS
 
 
-def _check_shape(name: str, grid: Any, block: Any, cluster: Any) -> None:
-    """What cudaLaunchKernel refuses as an invalid configuration on every architecture."""
-    for what, dims, limits in (("grid", grid, _MAX_GRID), ("block", block, _MAX_BLOCK)):
-        if not all(0 < d <= limit for d, limit in zip(dims, limits)):
-            raise UsageError(f"kernel {name}: {what} {tuple(dims)} is outside 1..{limits}: check the shapes")
-    if block[0] * block[1] * block[2] > _MAX_THREADS:
-        raise UsageError(f"kernel {name}: block {tuple(block)} has more than {_MAX_THREADS} threads")
-    if any(c < 1 or g % c for g, c in zip(grid, cluster)):
-        raise UsageError(f"kernel {name}: grid {tuple(grid)} is no multiple of the cluster {tuple(cluster)}")
-
-
 def _device_get_attribute(out: int, attribute: int, _device: int) -> int:
     return _store(out, _I32, device_attribute(_current().code.module.arch, attribute))
+
+
+def _occupancy(out: int, kernel: int, threads: int, smem: int) -> int:
+    """cudaOccupancyMaxActiveBlocksPerMultiprocessor, from the cubin's registers and static shared memory."""
+    found = _kernel(kernel)
+    cubin = found.module.cubin
+    smem += static_shared_bytes(cubin, found.name)
+    fits = occupancy(find(found.module.arch), threads, registers(cubin, found.name), smem)
+    return _store(out, _I32, fits.ctas)
 
 
 def _init_library_once(state: int, init: int, load_to_device: int, _set_error: int) -> int:
@@ -235,6 +229,7 @@ CUDA: dict[str, tuple[Any, tuple[Any, ...], Callable[..., Any]]] = {
     "_cudaFuncSetAttribute": (_I32, (_P, _I32, _I32), _set_kernel_attribute),
     "_cudaLaunchKernelEx": (_I32, (_P, _P, _P), _launch_ex),
     "_cudaLaunchKernel": (_I32, (_P, _I32, _I32, _I32, _I32, _I32, _I32, _P, _U64, _P), _launch_plain),
+    "_cudaOccupancyMaxActiveBlocksPerMultiprocessor": (_I32, (_P, _P, _I32, _U64), _occupancy),
     "cuda_dialect_init_library_once": (_I32, (_P, _P, _P, _P), _init_library_once),
     "cuda_dialect_unload_library_once": (None, (_P,), lambda state: None),
     "CuteDSLRT_TVMFFISetRaisedCudaError": (None, (_P, _I32), _raise_cuda_error),
