@@ -61,7 +61,7 @@ setup-test: check-python $(READY)-test
 $(PY):
 	@command -v $(PYTHON) >/dev/null || { echo "no $(PYTHON) here: make PYTHON=python3.12 names another" >&2; exit 2; }
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' || \
-	  { echo "needs Python 3.10 to 3.13, $(PYTHON) is another: make PYTHON=python3.12 names one" >&2; exit 2; }
+	  { echo "needs Python 3.10 to 3.13, and $(PYTHON) is none: make PYTHON=python3.12 names one" >&2; exit 2; }
 	@echo "setting up $(VENV) with $$($(PYTHON) --version)"
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "$(PYTHON) has no venv module (Debian: apt-get install python3-venv)" >&2; exit 2; }
 

@@ -15,7 +15,7 @@ from tensorladder.core.errors import UsageError
 from tensorladder.measure import inspect
 from tensorladder.measure.request import parse_shape
 from tensorladder.measure.run import plan
-from tensorladder.rungs.rung import RungInfo, find
+from tensorladder.rungs.rung import SECTIONS, RungInfo, find
 
 # What the compiler makes -> how it is taken from the program, and the lexer that colours it.
 COMPILED = {
@@ -87,8 +87,7 @@ def _print_lesson(info: RungInfo) -> None:
     for name, value in facts:
         console.print(f"[bold]{name:<8}[/bold] ", end="")
         console.print(value, markup=False, soft_wrap=True)
-    for heading, body in info.sections().items():
-        console.print()
-        if heading:
-            console.print(heading, style="bold")
-        console.print(body, markup=False, soft_wrap=True)
+    console.print()
+    for line in info.doc.splitlines():
+        heading = line.rstrip(":") in SECTIONS
+        console.print(line, markup=False, soft_wrap=True, style="bold" if heading else None)

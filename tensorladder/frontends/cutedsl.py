@@ -14,6 +14,9 @@ from __future__ import annotations
 
 import ctypes
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from ..core import dlpack
@@ -23,7 +26,18 @@ from ..core.program import Module, Program, Stream
 from . import cutedsl_inner as inner
 from .hostcode import HostCode, packed
 
+_KEEP_MLIR: ContextVar[bool] = ContextVar("keep_mlir", default=False)
 _OURS = ("--gpu-arch", "--dump-dir", "--keep-ptx", "--keep-cubin")
+
+
+@contextmanager
+def keeping_mlir() -> Iterator[None]:
+    """Programs compiled inside keep their MLIR, whoever calls the compiler (a rung's `compile` does not ask for it)."""
+    token = _KEEP_MLIR.set(True)
+    try:
+        yield
+    finally:
+        _KEEP_MLIR.reset(token)
 
 
 def compile_program(
@@ -48,7 +62,7 @@ def compile_program(
     args = tuple(_as_tensor(a) for a in args)
     kwargs = {key: _as_tensor(a) for key, a in kwargs.items()}
     start = time.perf_counter()
-    compiled = inner.compile_function(fn, args, kwargs, arch, options, keep_mlir)
+    compiled = inner.compile_function(fn, args, kwargs, arch, options, keep_mlir or _KEEP_MLIR.get())
     return _program(compiled, arch, name or inner.function_name(fn), time.perf_counter() - start)
 
 

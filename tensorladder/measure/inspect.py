@@ -32,8 +32,11 @@ def diff(info: RungInfo, context: int = 3) -> str:
 
 
 def compiled(asked: Request) -> Program:
-    """The rung compiled for what was asked (raises MissingExtra where its language is not installed)."""
-    return build(asked)
+    """The rung compiled for what was asked, its MLIR kept (MissingExtra where its language is not installed)."""
+    from tensorladder.frontends.cutedsl import keeping_mlir
+
+    with keeping_mlir():
+        return build(asked)
 
 
 def ptx(program: Program) -> str:
