@@ -3,9 +3,9 @@
 Adds:
     The Tensor Memory Accelerator in place of cp.async and of the stores of C. A descriptor made by the host holds the
     matrix's address, extents, strides, box and swizzle; one thread then moves a 16 KB tile with one instruction, where
-    the parent spent 1024 cp.async and their address arithmetic on it. It is faster because those issue slots and registers
-    go to the MMAs, because C leaves through shared memory in full 128-byte lines, and because ragged edges are the
-    hardware's business: what lies outside is read as zero and not written.
+    the parent spent 1024 cp.async and their address arithmetic on it. It is faster because those issue slots and
+    registers go to the MMAs, because C leaves through shared memory in full 128-byte lines, and because ragged edges
+    are the hardware's business: what lies outside is read as zero and not written.
     Two new obligations come with it:
     - A TMA load is complete when its bytes have been counted by an mbarrier: the issuing thread arrives and expects
       32 KB, all threads wait for the phase, which flips each time the ring comes round.
@@ -101,9 +101,9 @@ class TmaGemm:
 
         self.shared_storage = SharedStorage
         tiles = cute.ceil_div(mC.shape, (bM, bN))
-        self.kernel(
-            tma_A, mA, tma_B, mB, tma_C, mC, sA_layout, sB_layout, sC_layout, tiled_mma, tiles
-        ).launch(grid=(cute.size(tiles), 1, 1), block=(self.threads, 1, 1))
+        self.kernel(tma_A, mA, tma_B, mB, tma_C, mC, sA_layout, sB_layout, sC_layout, tiled_mma, tiles).launch(
+            grid=(cute.size(tiles), 1, 1), block=(self.threads, 1, 1)
+        )
 
     @cute.kernel
     def kernel(

@@ -35,7 +35,7 @@ from tensorladder.rungs.rung import Rung
 
 @dataclass(frozen=True)
 class VectorAddConfig:
-    """threads: a CTA. vector_bytes: a thread's access. sm_count and ctas_per_sm: how many CTAs stride over the vector."""
+    """threads: a CTA. vector_bytes: a thread's access. sm_count, ctas_per_sm: how many CTAs stride over the vector."""
 
     threads: int = 256
     vector_bytes: int = 16
