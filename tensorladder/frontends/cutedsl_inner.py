@@ -16,6 +16,7 @@ import re
 import struct
 import tempfile
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -261,13 +262,26 @@ def one_line(error: BaseException) -> str:
     line = headline[1] if headline else next((x.strip() for x in text.splitlines() if x.strip()), type(error).__name__)
     if isinstance(error, KeyError):
         line = f"no such key {line}"
-    where = f" ({Path(error.filename).name}:{error.line})" if getattr(error, "filename", None) else ""
+    file, number = _location(error)
+    where = f" ({Path(file).name}:{number})" if file else ""
     cause = getattr(error, "cause", None) or error.__cause__
     if isinstance(cause, BaseException):
         because = one_line(cause)
     else:
         because = str(cause or "").strip().partition("\n")[0]
     return line + where + (f": {because}" if because and because not in line else "")
+
+
+def _location(error: BaseException) -> tuple[str, int]:
+    """File and line in the user's source: what the DSL says, else the innermost frame outside DSL and front end."""
+    if getattr(error, "filename", None):
+        return str(error.filename), getattr(error, "line", None) or 0  # type: ignore[attr-defined]
+    found = ("", 0)
+    for frame in traceback.extract_tb(error.__traceback__):
+        path = Path(frame.filename)
+        if "nvidia_cutlass_dsl" not in path.parts and path.parent != Path(__file__).parent:
+            found = (frame.filename, frame.lineno or 0)
+    return found
 
 
 @contextmanager

@@ -64,6 +64,7 @@ ATTRIBUTES: dict[int, tuple[str, Callable[[Any], Any]] | None] = {
     14: None,  # preferred shared memory carve-out
 }
 
+
 @dataclass
 class _Kernel:
     module: Module
