@@ -134,7 +134,8 @@ def encode(
     rounding: rn nearest even, rz towards zero, rm down, rp up, rna nearest with ties away. satfinite: infinities and
     overflow become the largest finite number. relu: negative numbers and -0 become +0. sat: clamp to [0, 1], NaN to 0.
     ftz: inputs below 2**-126 become zero of the same sign. NaN becomes the canonical NaN, or the largest number where
-    the format has no NaN (an H200's rna.tf32 cuts a NaN's low 13 bits instead). Formats with no infinity, which PTX only converts to with .satfinite, saturate always.
+    the format has no NaN (an H200's rna.tf32 cuts a NaN's low 13 bits instead). Formats with no infinity, which PTX
+    only converts to with .satfinite, saturate always.
     """
     f = format_of(fmt)
     if rounding not in ROUNDINGS:
