@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterable
 
+from tensorladder.core import arch
 from tensorladder.core.errors import Unsupported, UsageError
 from tensorladder.rungs.rung import RungInfo, catalog
 
@@ -15,7 +14,6 @@ POLICIES = ("eager", "lazy", "random:N", "timed")
 NUMERICS = ("wide", "exact")
 EXTENT_LIMIT = 1 << 31
 
-_ARCH = re.compile(r"sm_\d{2,3}[af]?")
 _RANDOM = re.compile(r"random:(\d{1,18})")
 
 
@@ -59,11 +57,10 @@ def parse_numerics(text: str) -> str:
 
 def parse_arch(text: str, info: RungInfo) -> str:
     """An architecture that `info` compiles for; UsageError names those there are."""
-    if text in info.archs:
-        return text
-    if not _ARCH.fullmatch(text):
-        raise UsageError(f"--arch {text!r} is not an architecture: write it as {info.archs[0]}")
-    raise UsageError(f"--arch {text!r}: {info.name} compiles for {', '.join(info.archs)}")
+    name = arch.find(text).name
+    if name not in info.archs:
+        raise UsageError(f"--arch {text!r}: {info.name} compiles for {', '.join(info.archs)}")
+    return name
 
 
 def parse_series(text: str | None) -> tuple[RungInfo, ...]:
@@ -91,9 +88,3 @@ def parse_seed(seed: int) -> int:
     if seed < 0:
         raise UsageError(f"--seed {seed} must not be negative")
     return seed
-
-
-def nearest(word: str, names: Iterable[str]) -> str:
-    """ " (did you mean X?)", or nothing where no name is near."""
-    near = difflib.get_close_matches(word, list(names), n=1, cutoff=0.5)
-    return f" (did you mean {near[0]}?)" if near else ""

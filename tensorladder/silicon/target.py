@@ -47,6 +47,7 @@ class Target:
         stream = driver.Stream(torch_stream.cuda_stream)
         program(stream, *tensors.values())
         stream.prepare()
+        torch.cuda.synchronize()
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record(torch_stream)
         stream.submit()
