@@ -3,9 +3,10 @@
 Adds:
     A fused epilogue. C = (A B^T) * R needs R[n] for each accumulator, and which (m, n) a thread's register belongs to
     is what the MMA's thread-value layout says. So it is asked: R is viewed as an M x N matrix whose stride along M is
-    zero and dealt to threads by the same layout as C. The register that meets accumulator i is then R's element of the
-    same column, by construction and for any tiling, with no index arithmetic. It is faster than a second kernel
-    because C is not read and written again (4 M N bytes in fp16), and more exact, because the product is rounded once.
+    zero and dealt to threads by the same layout as C. The register that meets accumulator i is then R's element of
+    the same column, by construction and for any tiling, with no index arithmetic. It is faster than a second kernel
+    because C is not read and written again (4 M N bytes in fp16), and more exact, because the product is rounded
+    once.
 
 Warp roles:
     | warps | role                                                                       |
@@ -13,9 +14,9 @@ Warp roles:
     | all 4 | copy a quarter of each stage; multiply and scale 64 x 64 of C (2 x 2 warps) |
 
 Budget:
-    SMEM: (128 + 128) rows x 32 x 2 B = 16 KB a stage, 4 stages: 64 KB, 2 CTAs an SM on sm_80 and sm_90.
-    Registers: as the parent (128 accumulators, 32 of fragments); the 16 factors of a thread's columns come after the
-    fragments are dead, and the zero stride keeps them 16 instead of 128. No TMEM.
+    SMEM: (128 + 128) rows x 32 x 2 B = 16 KB a stage, 4 stages: 64 KB, 2 CTAs an SM on sm_80 and sm_90. Registers: as
+    the parent (128 accumulators, 32 of fragments); the 16 factors of a thread's columns come after the fragments are
+    dead, and the zero stride keeps them 16 instead of 128. No TMEM.
 
 Run:
     tensorladder run b6-colwise-scaling --shape 256,256,256

@@ -2,11 +2,11 @@
 
 Adds:
     The Tensor Memory Accelerator in place of cp.async and of the stores of C. A descriptor made by the host holds the
-    matrix's address, extents, strides, box and swizzle; one thread then moves a 16 KB tile with one instruction, where
-    the parent spent 1024 cp.async and their address arithmetic on it. It is faster because those issue slots and
-    registers go to the MMAs, because C leaves through shared memory in full 128-byte lines, and because ragged edges
-    are the hardware's business: what lies outside is read as zero and not written.
-    Two new obligations come with it:
+    matrix's address, extents, strides, box and swizzle; one thread then moves a 16 KB tile with one instruction,
+    where the parent spent 1024 cp.async and their address arithmetic on it. It is faster because those issue slots
+    and registers go to the MMAs, because C leaves through shared memory in full 128-byte lines, and because ragged
+    edges are the hardware's business: what lies outside is read as zero and not written. Two new obligations come
+    with it:
     - A TMA load is complete when its bytes have been counted by an mbarrier: the issuing thread arrives and expects
       32 KB, all threads wait for the phase, which flips each time the ring comes round.
     - TMA is another proxy. Before it may read what threads wrote to shared memory, every writer fences

@@ -7,9 +7,9 @@ Adds:
     warp. Consumers wait for data and nothing else, each at its own pace and up to a ring of stages apart, and the
     producer runs ahead until the ring is full. Who waits for whom is all in a PipelineTmaAsync: acquire (wait for
     empty, expect the bytes), wait (for full), release (arrive at empty).
-    - setmaxnreg moves registers from the warpgroup that needs none to the one that holds the accumulators. A CTA starts
-      with 128 a thread, so that two fit on an SM; producers keep 40, consumers get 216. It acts on whole warpgroups
-      (four warps), which is why three warps of the producer's only lend their registers.
+    - setmaxnreg moves registers from the warpgroup that needs none to the one that holds the accumulators. A CTA
+      starts with 128 a thread, so that two fit on an SM; producers keep 40, consumers get 216. It acts on whole
+      warpgroups (four warps), which is why three warps of the producer's only lend their registers.
     - A CTA barrier inside one role would hang: the epilogue uses a named barrier of the consumers alone.
 
 Warp roles:

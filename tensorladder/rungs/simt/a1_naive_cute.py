@@ -2,9 +2,9 @@
 
 Adds:
     Layouts instead of index arithmetic. `local_tile` cuts the CTA's tiles out of A, B and C, and a TiledMma of scalar
-    multiply-adds deals their elements to threads: the same two steps that every rung above takes, with other atoms. It
-    is faster because the 16 x 16 threads cover a tile of 32 x 32, so that each holds 2 x 2 accumulators: a step along
-    K loads 4 numbers for 4 multiply-adds, where the parent loads 8. A ragged edge is masked by coordinates: a
+    multiply-adds deals their elements to threads: the same two steps that every rung above takes, with other atoms.
+    It is faster because the 16 x 16 threads cover a tile of 32 x 32, so that each holds 2 x 2 accumulators: a step
+    along K loads 4 numbers for 4 multiply-adds, where the parent loads 8. A ragged edge is masked by coordinates: a
     tensor of the same shape that holds (m, k) instead of values is cut and dealt alike, and each element is loaded
     only if its coordinate lies inside.
 
@@ -14,8 +14,8 @@ Warp roles:
     | all 8 | 32 x 32 of C: 2 x 2 elements a thread, 16 apart            |
 
 Budget:
-    SMEM 0 B. Registers: 4 accumulators, 2 * 2 * 8 operands of a K tile, 48 a thread in all (fp32). Traffic: one element
-    a multiply-add; the 8 steps of a K tile lie side by side, so whole tiles come by 16-byte loads.
+    SMEM 0 B. Registers: 4 accumulators, 2 * 2 * 8 operands of a K tile, 48 a thread in all (fp32). Traffic: one
+    element a multiply-add; the 8 steps of a K tile lie side by side, so whole tiles come by 16-byte loads.
 
 Run:
     tensorladder run a1-naive-cute --shape 256,256,256
