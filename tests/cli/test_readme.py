@@ -1,0 +1,49 @@
+"""The README says what is so: its table of rungs is the catalogue's, and the verbs and options it names exist.
+
+Run as a script, this prints the table.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tensorladder.rungs.rung import catalog
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+def rung_table() -> str:
+    """The catalogue as the README's table."""
+    rows = ["| rung | adds | parent | first architecture | problem |", "|---|---|---|---|---|"]
+    for info in catalog():
+        rows.append(
+            f"| `{info.name}` | {info.adds} | {info.parent or ''} | {info.archs[0]} | {info.problem.summary} |"
+        )
+    return "\n".join(rows)
+
+
+def between(text: str, name: str) -> str:
+    return text.split(f"<!-- {name}: begin -->")[1].split(f"<!-- {name}: end -->")[0].strip()
+
+
+def test_the_table_is_the_catalogue():
+    assert between(README.read_text(encoding="utf-8"), "rungs") == rung_table(), (
+        "the ladder changed: put what `python tests/cli/test_readme.py` prints between the marks in README.md"
+    )
+
+
+def test_commands_in_the_readme_are_understood(ask):
+    """Each `tensorladder VERB ...` of the examples parses: its options are those that the verb has."""
+    lines = re.findall(r"^\$ tensorladder (.+?)(?:\s+#.*)?$", README.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(lines) >= 5
+    for line in lines:
+        verb, *words = line.split()
+        help_text = ask(verb, "--help").out
+        for word in words:
+            if word.startswith("--"):
+                assert word in help_text, line
+
+
+if __name__ == "__main__":
+    print(rung_table())
