@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -59,6 +60,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Never raises for what a person did: a TensorladderError or a usage error is one line on stderr.
     """
+    with warnings.catch_warnings():
+        warnings.showwarning = _warn
+        return _run(arguments)
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     command = typer.main.get_command(app)
     try:
         code = command.main(
@@ -85,6 +92,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         output.complain(_usage_line(error))
         return USAGE
+
+
+def _warn(message: Warning | str, *_: object) -> None:
+    """A warning as one line: neither the place in the source nor the source line means anything to a person here."""
+    output.complain(f"warning: {message}")
 
 
 def _reader_gone() -> int:

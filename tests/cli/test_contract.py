@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import warnings
 
 import pytest
 
@@ -94,6 +95,17 @@ def test_every_error_of_ours_is_one_line_and_its_exit_code(ask, monkeypatch, err
     said = ask("list")
     assert said.code == code and said.out == ""
     assert said.err == "tensorladder: " + " ".join(str(error).split()) + "\n"
+
+
+def test_a_warning_is_one_line_and_no_failure(ask, monkeypatch):
+    def warn(text):
+        warnings.warn("the cache /nowhere cannot be written (read-only);\nnothing is kept", stacklevel=1)
+        return catalog()
+
+    monkeypatch.setattr("tensorladder.cli.list.parse_series", warn)
+    said = ask("list")
+    assert said.code == 0 and said.err.count("\n") == 1
+    assert said.err.startswith("tensorladder: warning: the cache /nowhere")
 
 
 def test_an_error_that_is_not_ours_is_not_hidden(monkeypatch):
