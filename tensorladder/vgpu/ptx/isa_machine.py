@@ -124,12 +124,16 @@ _SYNC = """
     atom; 1.1; sm_11; global|$smem? $scope? $bool|exch|cas|$red b16|b32|b64|u32|u64|s32|s64|f32|f64
     atom; 6.0; sm_70; global|$smem? $bool|exch|cas|$red relaxed|acquire|release|acq_rel $scope
         b16|b32|b64|b128|u32|u64|s32|s64|f32|f64
+    atom; 6.0; sm_70; global|$smem relaxed|acquire|release|acq_rel|$scope relaxed|acquire|release|acq_rel|$scope
+        $bool|exch|cas|$red noftz? b16|b32|b64|b128|u32|u64|s32|s64|f32|f64|$half
     atom; 6.2; sm_70; relaxed|acquire|release|acq_rel? $scope? global|$smem? add noftz L2::cache_hint? $half|f32
     atom; 8.1; sm_90; relaxed|acquire|release|acq_rel? $scope? global? add|min|max noftz? L2::cache_hint? v2|v4|v8
         $half|f32
     red; 1.2; sm_11; relaxed|release? $scope? global|$smem? $red L2::cache_hint? b32|b64|u32|u64|s32|s64|f32|f64
     red; 1.2; sm_11; global|$smem? $scope? $red b32|b64|u32|u64|s32|s64|f32|f64
     red; 6.0; sm_70; global|$smem? $red relaxed|release $scope b32|b64|u32|u64|s32|s64|f32|f64
+    red; 6.0; sm_70; global|$smem relaxed|release|$scope relaxed|release|$scope
+        $red noftz? b32|b64|u32|u64|s32|s64|f32|f64|$half
     red; 6.2; sm_70; relaxed|release? $scope? global|$smem? add noftz L2::cache_hint? $half|f32
     red; 8.1; sm_90; relaxed|release? $scope? global? add|min|max noftz? L2::cache_hint? v2|v4|v8 $half|f32
     red.async; 8.1; sm_90; relaxed cluster shared::cluster? $tx $red u32|s32|u64|b32
