@@ -73,7 +73,7 @@ def _as_tensor(arg: Any) -> Any:
     from cutlass.cute.runtime import from_dlpack
 
     seen = dlpack.view(arg)
-    tensor = from_dlpack(dlpack.View(seen.data, seen.shape, seen.strides, seen.dtype, (dlpack.CUDA, 0), seen.owner))
+    tensor = from_dlpack(inner.on_cuda(seen))
     return tensor.mark_layout_dynamic() if seen.shape else tensor
 
 
@@ -83,20 +83,13 @@ def _program(compiled: inner.Compiled, arch: str, name: str, seconds: float) -> 
     return Program(name, arch, (module,), host, seconds, compiled.mlir)
 
 
-def _fake_stream() -> Any:
-    """A stream argument for host code that takes one; its value is never looked at."""
-    from cuda.bindings.driver import CUstream
+class PackedEntry:
+    """Native entry of an ordinary compiled function: `_mlir__mlir_ciface_NAME`, which takes argument addresses."""
 
-    return CUstream(0)
-
-
-class _PackedHost:
-    """Host part of an ordinary compiled function: `_mlir__mlir_ciface_NAME` with packed argument addresses."""
-
-    def __init__(self, compiled: inner.Compiled, module: Module):
-        self._compiled = compiled
-        self._code = HostCode(compiled.image, module, compiled.name)
-        self._entry = self._code.function(f"_mlir__mlir_ciface_{compiled.name}")
+    def __init__(self, name: str, image: bytes, module: Module):
+        self._name = name
+        self._code = HostCode(image, module, name)
+        self._entry = self._code.function(f"_mlir__mlir_ciface_{name}")
         self._code.call(None, self._load)
 
     def _load(self) -> None:
@@ -109,44 +102,65 @@ class _PackedHost:
         if not error.value:
             arguments = packed(at(to_to_library), at(device), at(error))
             self._code.function("_mlir_cuda_load_to_device")(arguments)
-        _check_result(self._compiled.name, error.value)
+        self._check(error.value)
 
-    def __call__(self, stream: Stream, *args: Any, **kwargs: Any) -> None:
-        values = inner.bind_arguments(self._compiled, args, kwargs, _fake_stream())
-        addresses, _alive = inner.argument_addresses(self._compiled, values)
+    def _check(self, code: int) -> None:
+        if code:
+            raise UsageError(f"{self._name}: its host code returned CUDA error {code}")
+
+    def __call__(self, stream: Stream, addresses: list[int]) -> None:
+        """Enqueue the launches for arguments at these addresses."""
         result = ctypes.c_int32()
-
-        def enter() -> None:
-            self._entry(packed(*addresses, ctypes.addressof(result)))
-
-        self._code.call(stream, enter)
-        _check_result(self._compiled.name, result.value)
+        self._code.call(stream, lambda: self._entry(packed(*addresses, ctypes.addressof(result))))
+        self._check(result.value)
 
 
-def _check_result(name: str, code: int) -> None:
-    if code:
-        raise UsageError(f"{name}: its host code returned CUDA error {code}")
+class FfiEntry:
+    """Native entry of a function compiled with --enable-tvm-ffi: `__tvm_ffi_NAME`, called through tvm_ffi."""
 
-
-class _FfiHost:
-    """Host part of a function compiled with --enable-tvm-ffi: `__tvm_ffi_NAME`, called through tvm_ffi."""
-
-    def __init__(self, compiled: inner.Compiled, module: Module):
+    def __init__(self, name: str, image: bytes, module: Module):
         import tvm_ffi
         import tvm_ffi.libinfo as libinfo
 
-        self._compiled = compiled
+        self._name = name
         library = ctypes.CDLL(libinfo.find_libtvm_ffi())
-        self._code = HostCode(compiled.image, module, compiled.name, (library,))
-        address = self._code.address(f"__tvm_ffi_{compiled.name}")
+        self._code = HostCode(image, module, name, (library,))
+        address = self._code.address(f"__tvm_ffi_{name}")
         self._function = tvm_ffi.Function.__from_extern_c__(address, keep_alive_object=self._code)
 
-    def __call__(self, stream: Stream, *args: Any, **kwargs: Any) -> None:
-        values = inner.bind_arguments(self._compiled, args, kwargs, ctypes.c_void_p(0))
-        values = [v for n, v in zip(self._compiled.names, values) if self._compiled.specs.get(n) != "env"]
+    def __call__(self, stream: Stream, values: list[Any]) -> None:
+        """Enqueue the launches for these values (tensors that claim CUDA, numbers). UsageError for what it refuses."""
         try:
             self._code.call(stream, lambda: self._function(*values))
         except TensorladderError:
             raise
         except Exception as error:
-            raise UsageError(f"{self._compiled.name}: {inner.one_line(error)}") from error
+            raise UsageError(f"{self._name}: {inner.one_line(error)}") from error
+
+
+class _PackedHost:
+    """A program's host part over `PackedEntry`: runtime arguments are checked and packed first."""
+
+    def __init__(self, compiled: inner.Compiled, module: Module):
+        self._compiled = compiled
+        self._entry = PackedEntry(compiled.name, compiled.image, module)
+
+    def __call__(self, stream: Stream, *args: Any, **kwargs: Any) -> None:
+        from cuda.bindings.driver import CUstream  # what the DSL packs; its value is never looked at
+
+        values = inner.bind_arguments(self._compiled, args, kwargs, CUstream(0))
+        addresses, _alive = inner.argument_addresses(self._compiled, values)
+        self._entry(stream, addresses)
+
+
+class _FfiHost:
+    """A program's host part over `FfiEntry`."""
+
+    def __init__(self, compiled: inner.Compiled, module: Module):
+        self._compiled = compiled
+        self._entry = FfiEntry(compiled.name, compiled.image, module)
+
+    def __call__(self, stream: Stream, *args: Any, **kwargs: Any) -> None:
+        values = inner.bind_arguments(self._compiled, args, kwargs, ctypes.c_void_p(0))
+        given = [v for n, v in zip(self._compiled.names, values) if self._compiled.specs.get(n) != "env"]
+        self._entry(stream, given)

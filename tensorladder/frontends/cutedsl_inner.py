@@ -10,6 +10,7 @@ dynamic extents, then the dynamic strides, each an i32 or i64 at its natural ali
 
 from __future__ import annotations
 
+import ctypes
 import inspect
 import os
 import re
@@ -19,7 +20,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -159,8 +160,6 @@ class TensorArgument:
     """A tensor argument in the memory layout that the compiled host code reads (see the module's docstring)."""
 
     def __init__(self, seen: dlpack.View, spec: TensorSpec):
-        import ctypes
-
         dynamic = [(g, w.bits) for g, w in zip(seen.shape, spec.shape) if isinstance(w, Extent)]
         dynamic += [(g, w.bits) for g, w in zip(seen.strides, spec.strides) if isinstance(w, Extent)]
         layout = "@Q" + "".join("i" if bits == 32 else "q" for _, bits in dynamic)
@@ -197,12 +196,13 @@ def compile_function(
     """Run the DSL's compiler for `arch`. UsageError (one line) for whatever it refuses."""
     cutlass = load()
     with _LOCK, tempfile.TemporaryDirectory(prefix="tensorladder-") as folder:
+        kept = {"keep_ir": True, "dump_dir": folder} if keep_mlir else {}
         ours = f"--gpu-arch {arch} --keep-ptx --keep-cubin --generate-line-info --dump-dir {folder}"
-        with _refusals_in_one_line(fn, arch), _environment(cutlass, folder, keep_mlir):
+        with _refusals_in_one_line(fn, arch), environment(cutlass, kept):
             raw = cutlass.cute.compile(fn, *args, options=f"{ours} {options}", **kwargs)
         if not isinstance(raw.__ptx__, str) or not isinstance(raw.__cubin__, bytes) or "\n" not in raw.__ptx__:
             raise UsageError(f"{function_name(fn)}: compiled, but there is no device code: it launches no kernel")
-        image = _object_file(raw, folder)
+        image = host_object(raw)
     names = tuple(raw.execution_args.signature.parameters)
     bound = _bind(fn, args, kwargs)
     specs = {n: _spec(bound[n]) for n in names if n in bound}
@@ -217,8 +217,8 @@ def function_name(fn: Any) -> str:
     return getattr(fn, "__qualname__", None) or type(fn).__name__
 
 
-def _object_file(raw: Any, folder: str) -> bytes:
-    """The host part as a relocatable object for this machine."""
+def host_object(raw: Any) -> bytes:
+    """The host part of a compiled function as a relocatable object for this machine."""
     try:
         if hasattr(raw, "_create_tvm_ffi_function"):
             from cutlass._mlir._mlir_libs._cutlass_ir import _aot_support
@@ -228,27 +228,52 @@ def _object_file(raw: Any, folder: str) -> bytes:
         from cutlass.base_dsl.env_manager import get_prefix_dsl_libs
 
         libraries = (get_prefix_dsl_libs("CUTE_DSL") or "").split(os.pathsep)
-        path = os.path.join(folder, "host.o")
-        ExecutionEngine(raw.ir_module, opt_level=2, shared_libs=[p for p in libraries if p]).dump_to_object_file(path)
-        return Path(path).read_bytes()
+        engine = ExecutionEngine(raw.ir_module, opt_level=2, shared_libs=[p for p in libraries if p])
+        with tempfile.TemporaryDirectory(prefix="tensorladder-") as folder:
+            path = os.path.join(folder, "host.o")
+            engine.dump_to_object_file(path)
+            return Path(path).read_bytes()
     except (ImportError, AttributeError, TypeError, RuntimeError) as error:
         raise Unsupported(f"this nvidia-cutlass-dsl hides its host object ({error}): 4.8 is known") from error
 
 
 @contextmanager
-def _environment(cutlass: Any, folder: str, keep_mlir: bool) -> Iterator[None]:
-    """The MLIR can only be kept through the DSL's record of its environment: set it for this compilation."""
-    if not keep_mlir:
-        yield
-        return
+def environment(cutlass: Any, settings: dict[str, Any]) -> Iterator[None]:
+    """The DSL's record of its environment variables with these settings: some have no compile option."""
     record = cutlass.cutlass_dsl.CuTeDSL._get_dsl().envar
-    before = {"keep_ir": record.keep_ir, "dump_dir": record.dump_dir}
-    record.keep_ir, record.dump_dir = True, folder
+    before = {key: getattr(record, key) for key in settings}
+    for key, value in settings.items():
+        setattr(record, key, value)
     try:
         yield
     finally:
         for key, value in before.items():
             setattr(record, key, value)
+
+
+def exec_points() -> dict[str, tuple[Any, str]]:
+    """Where a script's use of the DSL meets a GPU: our name -> (owner, attribute) that is replaced for `exec`."""
+    import cutlass.cute.testing as cute_testing
+    import cutlass.testing as testing
+    from cutlass.cute.runtime import _Tensor
+    from cutlass.cutlass_dsl.cuda_jit_executor import CudaDialectJitCompiledFunction
+    from cutlass.utils import HardwareInfo
+
+    points: dict[str, tuple[Any, str]] = {
+        "to": (CudaDialectJitCompiledFunction, "to"),
+        "tensor_init": (_Tensor, "__init__"),
+        "benchmark": (testing, "benchmark"),
+        "cute_benchmark": (cute_testing, "benchmark"),
+        "hardware_init": (HardwareInfo, "__init__"),
+        "hardware_clusters": (HardwareInfo, "get_max_active_clusters"),
+        "hardware_l2": (HardwareInfo, "get_l2_cache_size_in_bytes"),
+        "hardware_sms": (HardwareInfo, "get_device_multiprocessor_count"),
+    }
+    try:
+        from cutlass.cutlass_dsl.tvm_ffi_provider import TVMFFIJitCompiledFunctionBase
+    except ImportError:
+        return points
+    return points | {"create_ffi": (TVMFFIJitCompiledFunctionBase, "_create_tvm_ffi_function")}
 
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -356,8 +381,12 @@ def _as_ffi(seen: dlpack.View, spec: TensorSpec) -> Any:
     """A TVM-FFI tensor that claims to lie on CUDA device 0, which compiled functions ask for."""
     import tvm_ffi
 
-    on_device = dlpack.View(seen.data, seen.shape, seen.strides, seen.dtype, (dlpack.CUDA, 0), seen.owner)
-    return tvm_ffi.from_dlpack(on_device)
+    return tvm_ffi.from_dlpack(on_cuda(seen))
+
+
+def on_cuda(seen: dlpack.View) -> dlpack.View:
+    """The same tensor, claiming CUDA device 0."""
+    return replace(seen, device=(dlpack.CUDA, 0))
 
 
 def argument_addresses(compiled: Compiled, values: list[Any]) -> tuple[list[int], Any]:
@@ -368,10 +397,9 @@ def argument_addresses(compiled: Compiled, values: list[Any]) -> tuple[list[int]
         raise
     except Exception as error:
         raise UsageError(f"{compiled.name}: {one_line(error)}") from error
-    return [int(a) if isinstance(a, int) else _address(a) for a in addresses], (values, adapted, addresses)
+    return plain_addresses(addresses), (values, adapted, addresses)
 
 
-def _address(pointer: Any) -> int:
-    import ctypes
-
-    return ctypes.cast(pointer, ctypes.c_void_p).value or 0
+def plain_addresses(pointers: list[Any]) -> list[int]:
+    """Packed argument addresses as integers; the DSL mixes integers and ctypes pointers."""
+    return [p if isinstance(p, int) else ctypes.cast(p, ctypes.c_void_p).value or 0 for p in pointers]

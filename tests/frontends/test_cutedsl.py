@@ -9,9 +9,9 @@ import pytest
 pytest.importorskip("cutlass")
 ml_dtypes = pytest.importorskip("ml_dtypes")
 
+import cutedsl_kernels as kernels  # noqa: E402
 import cutlass  # noqa: E402
 import cutlass.cute as cute  # noqa: E402
-import kernels  # noqa: E402
 from cuda.bindings.driver import CUstream  # noqa: E402
 
 from tensorladder.core.errors import UsageError  # noqa: E402
@@ -62,7 +62,7 @@ def test_one_launch_with_its_parameters(add_any, options):
 
 def test_module_has_ptx_with_lines_and_a_cubin(add_any):
     (module,) = add_any[""].modules
-    assert ".target sm_90a" in module.ptx and ".loc" in module.ptx and "kernels.py" in module.ptx
+    assert ".target sm_90a" in module.ptx and ".loc" in module.ptx and "cutedsl_kernels.py" in module.ptx
     assert module.cubin[:4] == b"\x7fELF"
     assert add_any[""].compile_seconds > 0 and add_any[""].mlir is None
 

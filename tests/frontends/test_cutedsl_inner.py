@@ -8,9 +8,9 @@ import pytest
 
 pytest.importorskip("cutlass")
 
+import cutedsl_kernels as kernels
 import cutlass
 import cutlass.cute as cute
-import kernels
 from cutlass.cute.runtime import from_dlpack, make_fake_stream, make_fake_tensor
 
 from tensorladder.core import dlpack, elf
@@ -46,7 +46,7 @@ def test_packed_entry_points_exist(compiled):
 def test_environment_record_can_be_set():
     record = cutlass.cutlass_dsl.CuTeDSL._get_dsl().envar
     assert hasattr(record, "keep_ir") and hasattr(record, "dump_dir"), "the DSL's environment record moved"
-    with inner._environment(cutlass, os.curdir, True):
+    with inner.environment(cutlass, {"keep_ir": True, "dump_dir": os.curdir}):
         assert record.keep_ir is True and record.dump_dir == os.curdir
     assert record.keep_ir is False
 
@@ -102,4 +102,13 @@ def test_stream_arguments_are_recognised():
 def test_errors_of_the_dsl_name_their_cause():
     with pytest.raises(TensorladderError, match=r"no_such_method.*|has no attribute") as caught:
         inner.compile_function(kernels.wrong, (from_dlpack(np.zeros(8, np.float32)),), {}, "sm_90a", "", False)
-    assert "kernels.py" in str(caught.value), "the DSL's errors no longer say where"
+    assert "cutedsl_kernels.py" in str(caught.value), "the DSL's errors no longer say where"
+
+
+def test_the_points_where_scripts_meet_a_gpu_exist():
+    for key, (owner, name) in inner.exec_points().items():
+        assert name in vars(owner), f"exec's {key}: {owner} no longer has {name}"
+    assert "create_ffi" in inner.exec_points()
+    record = cutlass.cutlass_dsl.CuTeDSL._get_dsl().envar
+    for setting in ("arch", "keep_ptx", "keep_cubin", "lineinfo"):
+        assert hasattr(record, setting), f"the DSL's environment record no longer has {setting}"

@@ -1,0 +1,136 @@
+"""CuTe DSL inside an unmodified script: its compiled functions launch on a session of the virtual GPU.
+
+The DSL compiles as it does on a GPU machine (the architecture is set in its environment record); only the last step
+is replaced, where a compiled function would load its cubin into the driver. `attached` is the hook for
+`vgpu.driver.run_script`. Which inner parts of the DSL are replaced is one table, `cutedsl_inner.exec_points`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from ..core import dlpack
+from ..core.arch import find
+from ..core.errors import Unsupported
+from ..core.program import Module
+from ..vgpu.driver.session import Session
+from . import cutedsl_inner as inner
+from .cutedsl import FfiEntry, PackedEntry
+
+
+@contextlib.contextmanager
+def attached(session: Session) -> Iterator[None]:
+    """While this lasts, functions compiled by CuTe DSL run on `session`. Without the DSL installed: nothing."""
+    arch = session.arch.name
+    os.environ.setdefault("CUTE_DSL_ARCH", arch)
+    try:
+        cutlass = inner.load()
+    except Exception as error:
+        session.note(f"CuTe DSL is not available here: {error}")
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="tensorladder-") as folder:
+        settings = {"arch": arch, "keep_ptx": True, "keep_cubin": True, "lineinfo": True, "dump_dir": folder}
+        with inner.environment(cutlass, settings), _replaced(_replacements(session)):
+            yield
+
+
+@contextlib.contextmanager
+def _replaced(points: list[tuple[Any, str, Any]]) -> Iterator[None]:
+    before = [(owner, name, owner.__dict__[name]) for owner, name, _ in points]
+    for owner, name, new in points:
+        setattr(owner, name, new)
+    try:
+        yield
+    finally:
+        for owner, name, old in before:
+            setattr(owner, name, old)
+
+
+def _replacements(session: Session) -> list[tuple[Any, str, Any]]:
+    points = inner.exec_points()
+    original_init = points["tensor_init"][0].__dict__["__init__"]
+    new = {
+        "to": lambda compiled, device=None: _Executor(session, compiled),
+        "create_ffi": lambda compiled: _ffi_function(session, compiled),
+        "tensor_init": lambda self, tensor, *args, **kwargs: original_init(self, _on_device(tensor), *args, **kwargs),
+        "benchmark": lambda fn, **kwargs: _benchmark(session, fn, **kwargs),
+        "cute_benchmark": lambda fn, **kwargs: _benchmark(session, fn, **kwargs),
+        "hardware_init": lambda self, device_id=0: None,
+        "hardware_clusters": lambda self, size, *_, **__: session.arch.sm_count // size,
+        "hardware_l2": lambda self: 50 << 20,
+        "hardware_sms": lambda self: session.arch.sm_count,
+    }
+    return [(owner, name, new[key]) for key, (owner, name) in points.items()]
+
+
+def _on_device(tensor: Any) -> Any:
+    """A tensor that says it is CUDA's, exported so that the DSL puts it into global memory."""
+    if not getattr(tensor, "is_cuda", False):
+        return tensor
+    return inner.on_cuda(dlpack.view(tensor))
+
+
+def _module(compiled: Any) -> Module:
+    if not isinstance(compiled.__ptx__, str) or not isinstance(compiled.__cubin__, bytes):
+        raise Unsupported(f"{compiled.function_name}: compiled before the virtual GPU was attached: no PTX was kept")
+    target = compiled.__ptx__.partition(".target ")[2].split()[0].rstrip(",")
+    return Module(compiled.__ptx__, find(target).name, compiled.__cubin__, compiled.function_name)
+
+
+class _Executor:
+    """Stands where the DSL's executor on a device would: packed argument addresses in, launches out."""
+
+    def __init__(self, session: Session, compiled: Any):
+        self._session = session
+        self._arguments = compiled.execution_args
+        self._entry = PackedEntry(compiled.function_name, inner.host_object(compiled), _module(compiled))
+
+    def run_compiled_program(self, addresses: list[Any]) -> int:
+        plain = inner.plain_addresses(addresses)
+        self._session.run(lambda stream: self._entry(stream, plain))
+        return 0
+
+    def generate_execution_args(self, *args: Any, **kwargs: Any) -> Any:
+        return self._arguments.generate_execution_args(args, kwargs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> int:
+        addresses, _alive = self.generate_execution_args(*args, **kwargs)
+        return self.run_compiled_program(addresses)
+
+
+def _ffi_function(session: Session, compiled: Any) -> Any:
+    """A tvm_ffi.Function that claims its tensors for CUDA and launches on the session."""
+    import tvm_ffi
+
+    entry = FfiEntry(compiled.function_name, inner.host_object(compiled), _module(compiled))
+
+    def call(*args: Any) -> Any:
+        values = [_claimed(a) for a in args]
+        return session.run(lambda stream: entry(stream, values))
+
+    return tvm_ffi.convert(call)
+
+
+def _claimed(arg: Any) -> Any:
+    import tvm_ffi
+
+    if not isinstance(arg, tvm_ffi.Tensor):
+        return ctypes.c_void_p(0) if type(arg).__name__ in ("CUstream", "VirtualStream") else arg
+    return tvm_ffi.from_dlpack(inner.on_cuda(dlpack.view(arg)))
+
+
+def _benchmark(session: Session, fn: Any, **kwargs: Any) -> float:
+    """Stands for cutlass.testing.benchmark: one call, its wall time in microseconds."""
+    session.note("times are the emulation's wall time, not a GPU's")
+    generator = kwargs.get("workspace_generator")
+    arguments = generator() if generator else kwargs["kernel_arguments"]
+    start = time.perf_counter()
+    fn(*arguments.args, **arguments.kwargs)
+    return (time.perf_counter() - start) * 1e6

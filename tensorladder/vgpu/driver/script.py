@@ -1,0 +1,95 @@
+"""Run an unmodified script as `__main__` with the virtual GPU as its CUDA device."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import runpy
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from ...core.arch import find
+from ...core.errors import TensorladderError, UsageError
+from ...core.program import Stream
+from .session import Range, Session
+
+Hook = Callable[[Session], AbstractContextManager[Any]]
+"""What a front end does to a script's process: its own launches go to the session while the context lasts."""
+
+StreamFactory = Callable[[list[Range]], Stream]
+
+
+def run_script(
+    path: str | Path,
+    argv: Sequence[str] = (),
+    *,
+    arch: str = "sm_90a",
+    policy: str = "eager",
+    seed: int = 0,
+    checked: bool = False,
+    hooks: Sequence[Hook] = (),
+    stream_factory: StreamFactory | None = None,
+) -> int:
+    """Run `path` with `argv`, and return its exit code (0, or what it gave to sys.exit).
+
+    arch: what the script's GPU is. hooks: the front ends whose launches are to run here (they are passed in, because
+    front ends know the virtual GPU and not the other way round). stream_factory replaces the virtual GPU, for tests.
+    Raises what a launch raised (KernelError, Unsupported); an exception of the script itself comes out as it is.
+    """
+    script = Path(path)
+    if not script.is_file():
+        raise UsageError(f"no such script: {str(path)!r}")
+    session = Session(find(arch), stream_factory or _device_streams(arch, policy, seed, checked))
+    with contextlib.ExitStack() as stack:
+        if importlib.util.find_spec("torch"):
+            from .torch_facade import torch_facade
+
+            stack.enter_context(torch_facade(session))
+        for hook in hooks:
+            stack.enter_context(hook(session))
+        stack.enter_context(_as_main(script, argv))
+        return _run(script, session)
+
+
+def _run(script: Path, session: Session) -> int:
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as stop:
+        if session.failure is not None and stop.code:
+            raise session.failure from None
+        return stop.code if isinstance(stop.code, int) else (1 if stop.code else 0)
+    except TensorladderError:
+        raise
+    except Exception as error:
+        if session.failure is not None:
+            raise session.failure from error
+        raise
+    return 0
+
+
+@contextlib.contextmanager
+def _as_main(script: Path, argv: Sequence[str]) -> Iterator[None]:
+    """sys.argv and sys.path as `python SCRIPT ARGS` would set them."""
+    before = sys.argv, list(sys.path)
+    sys.argv = [str(script), *argv]
+    sys.path.insert(0, str(script.resolve().parent))
+    try:
+        yield
+    finally:
+        sys.argv, sys.path[:] = before
+
+
+def _device_streams(arch: str, policy: str, seed: int, checked: bool) -> StreamFactory:
+    from ... import vgpu
+
+    device = vgpu.Device(arch=arch, policy=policy, seed=seed, checked=checked)
+
+    def new_stream(ranges: list[Range]) -> Stream:
+        for name, address, size, owner in ranges:
+            device.memory.register(name, address, size, owner)
+        return device.stream()
+
+    return new_stream

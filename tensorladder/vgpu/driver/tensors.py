@@ -1,0 +1,160 @@
+"""Tensors that say they lie on a CUDA device and lie in host memory.
+
+`CudaTensor` is a subclass of torch.Tensor; torch's own subclass protocol makes every result of an operation on one
+another. `OnHost` is the function mode that turns device="cuda" into one. Matrix products of 16-bit tensors run in
+float32 and are rounded once, as cuBLAS does; torch's own CPU code for them is slow and rounds between.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from .session import Session
+
+_HALF = (torch.float16, torch.bfloat16)
+_PRODUCTS = {
+    torch.matmul, torch.mm, torch.bmm, torch.mv, torch.dot, torch.addmm, torch.baddbmm, torch.einsum,
+    torch.nn.functional.linear, torch.Tensor.matmul, torch.Tensor.mm, torch.Tensor.bmm, torch.Tensor.__matmul__,
+    torch.Tensor.__rmatmul__, torch.Tensor.addmm,
+}  # fmt: skip
+
+
+class CudaTensor(torch.Tensor):
+    """A tensor of "cuda:0" whose memory is the host's."""
+
+    @property
+    def is_cuda(self) -> bool:  # type: ignore[override]
+        return True
+
+    @property
+    def is_cpu(self) -> bool:  # type: ignore[override]
+        return False
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return torch.device("cuda", 0)
+
+    def get_device(self) -> int:
+        return 0
+
+    def cuda(self, *_: Any, **__: Any) -> CudaTensor:
+        return self
+
+    def cpu(self, *_: Any, **__: Any) -> torch.Tensor:
+        """A copy: on a GPU the host's tensor does not see what later kernels write."""
+        return plain(self).clone()
+
+    def numpy(self, *_: Any, **__: Any) -> Any:
+        raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first.")
+
+    def __repr__(self, **_: Any) -> str:
+        return repr(plain(self))[:-1] + ", device='cuda:0')"
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _PRODUCTS:
+            wide, dtype = _widened((args, kwargs))
+            if dtype is not None:
+                (args, kwargs) = wide
+                return super().__torch_function__(func, types, args, kwargs).to(dtype)
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+def _widened(tree: Any) -> tuple[Any, torch.dtype | None]:
+    """`tree` with its 16-bit tensors in float32, and what they were; (tree, None) where another dtype is among them."""
+    from torch.utils._pytree import tree_flatten, tree_unflatten
+
+    leaves, shape = tree_flatten(tree)
+    dtypes = {leaf.dtype for leaf in leaves if isinstance(leaf, torch.Tensor)}
+    if len(dtypes) != 1 or not dtypes <= set(_HALF):
+        return tree, None
+    with torch._C.DisableTorchFunctionSubclass():
+        wide = [leaf.float().as_subclass(type(leaf)) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    return tree_unflatten(wide, shape), dtypes.pop()
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as an ordinary CPU tensor."""
+    return tensor.as_subclass(torch.Tensor)
+
+
+def claims_cuda(device: Any) -> bool:
+    """Whether a device argument means the GPU: "cuda", "cuda:0", torch.device, or an index."""
+    if isinstance(device, bool) or device is None:
+        return False
+    if isinstance(device, int):
+        return True
+    return isinstance(device, str | torch.device) and torch.device(device).type == "cuda"
+
+
+class OnHost(TorchFunctionMode):
+    """Factories and moves with device="cuda" yield `CudaTensor`; "cpu" yields plain tensors."""
+
+    def __init__(self, session: Session):
+        super().__init__()
+        self._session = session
+        self.default_is_cuda = False
+        self._moves = {torch.Tensor.to: self._to, torch.Tensor.cuda: self._cuda, torch.Tensor.pin_memory: self._same}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in self._moves:
+            return self._seen(self._moves[func](*args, **kwargs))
+        named = "device" in kwargs
+        wanted = claims_cuda(kwargs["device"]) if named else None
+        if named:
+            kwargs["device"] = "cpu" if wanted else kwargs["device"]
+            kwargs.pop("pin_memory", None)
+        result = func(*args, **kwargs)
+        if wanted:
+            result = _as_cuda(result)
+        elif named and kwargs["device"] is not None and isinstance(result, CudaTensor):
+            result = plain(result)
+        elif self.default_is_cuda and not named and getattr(func, "__name__", "") in _FACTORIES:
+            result = _as_cuda(result)
+        return self._seen(result)
+
+    def _seen(self, result: Any) -> Any:
+        """Remember the memory of a device tensor: launches may touch it while it lives."""
+        if isinstance(result, CudaTensor):
+            storage = plain(result).untyped_storage()
+            self._session.track(storage.data_ptr(), storage.nbytes(), result)
+        return result
+
+    def _cuda(self, tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        return tensor if isinstance(tensor, CudaTensor) else _as_cuda(tensor.clone())
+
+    def _same(self, tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        return tensor
+
+    def _to(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Tensor.to(device), .to(device, dtype), .to(dtype), .to(other): the device part is answered here."""
+        device = kwargs.pop("device", None)
+        rest = []
+        for arg in args:
+            if isinstance(arg, torch.Tensor):
+                device, kwargs["dtype"] = arg.device, arg.dtype
+            elif isinstance(arg, str | torch.device) or (isinstance(arg, int) and not isinstance(arg, bool)):
+                device = arg
+            else:
+                rest.append(arg)
+        copy = kwargs.pop("copy", False)
+        moved = tensor.to(*rest, copy=copy, **kwargs) if rest or kwargs or copy else tensor
+        if device is None or claims_cuda(device) == isinstance(tensor, CudaTensor):
+            return moved
+        fresh = moved.clone() if moved is tensor else moved
+        return _as_cuda(fresh) if claims_cuda(device) else plain(fresh)
+
+
+_FACTORIES = {
+    "empty", "zeros", "ones", "full", "rand", "randn", "randint", "randperm", "arange", "linspace", "eye", "tensor",
+    "empty_strided",
+}  # fmt: skip
+
+
+def _as_cuda(result: Any) -> Any:
+    return result.as_subclass(CudaTensor) if isinstance(result, torch.Tensor) else result

@@ -1,0 +1,194 @@
+"""`torch.cuda` for a script on a machine with no GPU: what it asks is answered for the virtual GPU.
+
+One table, `_answers`, holds what is replaced. What a script may not have here (CUDA graphs) is refused by name. Times
+of events are those of the emulation, and the script's reader is told so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from ...core.errors import Unsupported
+from .session import Session
+from .tensors import CudaTensor, OnHost, claims_cuda
+
+TIMES_NOTE = "times are the emulation's wall time, not a GPU's"
+_MEMORY = 80 << 30
+"""Bytes that the device says it has."""
+
+
+class VirtualStream:
+    """A CUDA stream. Work is done by the time a host function returns: waiting is never needed."""
+
+    cuda_stream = 0
+    device = torch.device("cuda", 0)
+
+    def __init__(self, *_: Any, **__: Any):
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+    def wait_stream(self, _: Any) -> None:
+        pass
+
+    def wait_event(self, _: Any) -> None:
+        pass
+
+    def record_event(self, event: Any = None) -> Any:
+        event = event or torch.cuda.Event()
+        event.record()
+        return event
+
+    def query(self) -> bool:
+        return True
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return (0, 0)
+
+    def __enter__(self) -> VirtualStream:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        pass
+
+
+def _event(session: Session) -> type:
+    class VirtualEvent:
+        """A CUDA event on the clock of the emulation."""
+
+        def __init__(self, *_: Any, **__: Any):
+            self._at = 0.0
+
+        def record(self, _: Any = None) -> None:
+            self._at = time.perf_counter()
+
+        def synchronize(self) -> None:
+            pass
+
+        def wait(self, _: Any = None) -> None:
+            pass
+
+        def query(self) -> bool:
+            return True
+
+        def elapsed_time(self, other: Any) -> float:
+            """Milliseconds of wall time."""
+            session.note(TIMES_NOTE)
+            return max((other._at - self._at) * 1e3, 1e-6)
+
+    return VirtualEvent
+
+
+def _properties(session: Session) -> types.SimpleNamespace:
+    arch = session.arch
+    major, minor = arch.compute_capability
+    return types.SimpleNamespace(
+        name=_name(session),
+        major=major,
+        minor=minor,
+        multi_processor_count=arch.sm_count,
+        total_memory=_MEMORY,
+        max_threads_per_multi_processor=arch.max_threads_per_sm,
+        max_threads_per_block=1024,
+        warp_size=32,
+        regs_per_multiprocessor=65536,
+        shared_memory_per_block=48 * 1024,
+        shared_memory_per_block_optin=arch.smem_per_cta,
+        shared_memory_per_multiprocessor=arch.smem_per_sm,
+        L2_cache_size=50 << 20,
+        is_integrated=0,
+        is_multi_gpu_board=0,
+    )
+
+
+def _name(session: Session) -> str:
+    return f"tensorladder virtual GPU ({session.arch.name})"
+
+
+def _refuse(what: str) -> Callable[..., Any]:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise Unsupported(f"{what} is not modelled by the virtual GPU")
+
+    return refuse
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    pass
+
+
+def _answers(session: Session) -> dict[str, Any]:
+    """Attribute of torch.cuda -> what it is in a script."""
+    stream = VirtualStream()
+    quiet = ("synchronize", "set_device", "init", "_lazy_init", "empty_cache", "reset_peak_memory_stats",
+             "reset_max_memory_allocated", "set_stream", "ipc_collect")  # fmt: skip
+    sizes = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
+    seeds = {"manual_seed": torch.manual_seed, "manual_seed_all": torch.manual_seed, "seed": torch.seed}
+    return {
+        **dict.fromkeys(quiet, _nothing),
+        **{name: (lambda *_, **__: 0) for name in sizes},
+        **seeds,
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "is_bf16_supported": lambda *_, **__: session.arch.compute_capability >= (8, 0),
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "current_stream": lambda *_: stream,
+        "default_stream": lambda *_: stream,
+        "Stream": VirtualStream,
+        "ExternalStream": VirtualStream,
+        "Event": _event(session),
+        "stream": lambda _: contextlib.nullcontext(),
+        "device": lambda *_: contextlib.nullcontext(),
+        "get_device_name": lambda *_: _name(session),
+        "get_device_capability": lambda *_: session.arch.compute_capability,
+        "get_device_properties": lambda *_: _properties(session),
+        "mem_get_info": lambda *_: (_MEMORY, _MEMORY),
+        "CUDAGraph": _refuse("a CUDA graph"),
+        "graph": _refuse("a CUDA graph"),
+        "cudart": _refuse("torch.cuda.cudart()"),
+    }
+
+
+@contextlib.contextmanager
+def torch_facade(session: Session) -> Iterator[None]:
+    """While this lasts, torch has one CUDA device: the virtual GPU."""
+    mode = OnHost(session)
+
+    def set_default_device(device: Any) -> None:
+        mode.default_is_cuda = claims_cuda(device)
+
+    replaced: list[tuple[Any, str, Any]] = [(torch.cuda, name, new) for name, new in _answers(session).items()]
+    replaced += [
+        (torch, "set_default_device", set_default_device),
+        (torch.version, "cuda", "13.0"),
+        (torch.cuda.nvtx, "range_push", _nothing),
+        (torch.cuda.nvtx, "range_pop", _nothing),
+        (torch.cuda.nvtx, "mark", _nothing),
+        (torch, "Generator", _generator),
+    ]
+    before = [(owner, name, getattr(owner, name, None)) for owner, name, _ in replaced]
+    for owner, name, new in replaced:
+        setattr(owner, name, new)
+    try:
+        with mode:
+            yield
+    finally:
+        for owner, name, old in before:
+            setattr(owner, name, old)
+
+
+_Generator = torch.Generator
+
+
+def _generator(device: Any = "cpu") -> torch.Generator:
+    return _Generator("cpu" if claims_cuda(device) else device)
+
+
+__all__ = ["CudaTensor", "torch_facade"]
