@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import time
@@ -9,13 +10,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tensorladder.core.errors import TensorladderError, UsageError
+from tensorladder.core.errors import MissingExtra, TensorladderError, UsageError
 from tensorladder.core.program import Program
 from tensorladder.measure import request
 from tensorladder.problems import DTYPES, Case
 from tensorladder.problems.problem import Empty, examine
 from tensorladder.rungs import rung as rungs
 from tensorladder.rungs.rung import RungInfo
+
+# What the virtual GPU is built on, beyond the base install.
+ENGINE = ("llvmlite", "numba", "ml_dtypes")
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,8 @@ class Result:
 
     error: relative Frobenius norm of the output's error (None where nothing was computed, infinite for NaN).
     seconds: the launch alone. compile_seconds: the front end and the virtual GPU's code generation.
-    message: why it is not ok, one line. exit_code: what the command line returns for it.
+    message: why it is not ok, one line. exit_code: what the command line returns for it. digest: of the outputs' bits,
+    equal for two runs exactly when they gave the same bits (None where nothing was computed).
     """
 
     request: Request
@@ -54,6 +59,7 @@ class Result:
     compile_seconds: float | None
     message: str = ""
     exit_code: int = 0
+    digest: str | None = None
 
     def record(self) -> dict[str, Any]:
         """The run as a JSON object with the keys of the contract. Numbers that JSON cannot say are null."""
@@ -71,6 +77,7 @@ class Result:
             "tolerance": self.tolerance,
             "seconds": self.seconds,
             "compile_seconds": self.compile_seconds,
+            "digest": self.digest,
             "message": self.message,
         }
 
@@ -142,11 +149,11 @@ def run_rung(info: RungInfo, **asked: Any) -> Result:
 
 def execute(asked: Request) -> Result:
     """Run what was asked. A wrong result is a Result with ok False; what stops a run raises TensorladderError."""
+    start = time.perf_counter()
+    program = build(asked)
+    compiled = time.perf_counter() - start
     target = TARGETS[asked.on](asked)
     try:
-        start = time.perf_counter()
-        program = build(asked)
-        compiled = time.perf_counter() - start
         case = asked.info.problem.make(asked.shape, asked.dtype, asked.seed, target.allocate)
         seconds, generated = target.run(program, case)
         return judge(asked, case, seconds, compiled + generated)
@@ -170,7 +177,17 @@ def judge(asked: Request, case: Case, seconds: float, compile_seconds: float) ->
     # A rung whose order of summation is free states one tolerance on the norm; spoilt inputs make that infinite.
     ok = verdict.ok if own is None else verdict.error <= own
     message = "" if ok else _what_is_wrong(verdict.wrong, verdict.error, tolerance)
-    return Result(asked, ok, verdict.error, tolerance, seconds, compile_seconds, message, 0 if ok else 1)
+    code = 0 if ok else 1
+    return Result(asked, ok, verdict.error, tolerance, seconds, compile_seconds, message, code, digest(case))
+
+
+def digest(case: Case) -> str:
+    """16 hexadecimal digits of a hash over the outputs' names and bits."""
+    seen = hashlib.sha256()
+    for name in case.outputs:
+        seen.update(name.encode())
+        seen.update(case.arrays[name].tobytes())
+    return seen.hexdigest()[:16]
 
 
 def requests(
@@ -212,8 +229,12 @@ class VirtualTarget:
     """The virtual GPU: arrays live in the device's arena, launches run at the synchronisation."""
 
     def __init__(self, asked: Request) -> None:
-        from tensorladder.vgpu import Device
-
+        try:
+            from tensorladder.vgpu import Device
+        except ModuleNotFoundError as error:
+            if error.name not in ENGINE:
+                raise
+            raise MissingExtra(f"{error.name} (the virtual GPU's engine)", "climb") from error
         self.device = Device(arch=asked.arch, policy=asked.policy, seed=asked.seed, timeout=asked.timeout)
 
     @property

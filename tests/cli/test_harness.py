@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -59,6 +60,18 @@ def hangs(stream, a, b, c):
 
 def unmodelled(stream, a, b, c):
     raise Unsupported("wgmma.mma_async.sp is not modelled")
+
+
+class Absent:
+    """An import hook: importing `module` finds that the package `lacks` is not there."""
+
+    def __init__(self, module, lacks):
+        self.module, self.lacks = module, lacks
+
+    def find_spec(self, name, path=None, target=None):
+        if name == self.module:
+            raise ModuleNotFoundError(f"No module named {self.lacks!r}", name=self.lacks)
+        return None
 
 
 def rung(name="x1-made-up", archs=("sm_80", "sm_90a"), **more):
@@ -142,6 +155,14 @@ def test_a_missing_extra_ends_the_climb(machine, monkeypatch):
     monkeypatch.setattr(harness.rungs, "load", load)
     with pytest.raises(UsageError, match=r"tensorladder\[climb\]"):
         list(harness.climb(harness.requests([rung()])))
+
+
+def test_an_engine_that_is_not_installed_is_a_missing_extra(machine, monkeypatch):
+    monkeypatch.setitem(harness.TARGETS, "vgpu", harness.VirtualTarget)
+    monkeypatch.delitem(sys.modules, "tensorladder.vgpu", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Absent("tensorladder.vgpu", "numba"), *sys.meta_path])
+    with pytest.raises(MissingExtra, match=r"numba .*tensorladder\[climb\]"):
+        harness.run_rung(rung())
 
 
 def test_the_machine_is_handed_back_whatever_happens(machine, monkeypatch):
