@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+import traceback
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from tensorladder.cli.options import Policy
-from tensorladder.core.errors import UsageError
+from tensorladder.core import arch as architectures
+from tensorladder.core.errors import TensorladderError, UsageError
 from tensorladder.measure.request import parse_policy
 
 
@@ -17,11 +20,28 @@ def exec_script(
     arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="the script's own arguments")] = None,
     arch: Annotated[str, typer.Option("--arch", help="the architecture that the script sees")] = "sm_90a",
     policy: Policy = "eager",
+    seed: Annotated[int, typer.Option("--seed", help="seed of the virtual GPU's own choices")] = 0,
     check: Annotated[bool, typer.Option("--check", help="look for hazards while it runs")] = False,
 ) -> int:
     """Run a script that uses torch with device="cuda" on CPU memory and the virtual GPU."""
     if not Path(script).is_file():
         raise UsageError(f"no such script: {script!r}")
-    from tensorladder.vgpu.driver import run_script
+    name = architectures.find(arch).name
+    policy = parse_policy(policy)
+    from tensorladder.measure.scripts import run_script
 
-    return run_script(script, arguments or [], arch=arch, policy=parse_policy(policy), check=check) or 0
+    try:
+        return run_script(script, arguments or [], arch=name, policy=policy, seed=seed, checked=check)
+    except TensorladderError:
+        raise
+    except Exception as error:
+        _print_from_the_script(error, script)
+        return 1
+
+
+def _print_from_the_script(error: Exception, script: str) -> None:
+    """The script's own failure as Python prints it, without the frames of whoever ran the script."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_frame.f_code.co_filename != script:
+        frame = frame.tb_next
+    traceback.print_exception(type(error), error, frame or error.__traceback__, file=sys.stderr)

@@ -1,0 +1,28 @@
+"""Unmodified scripts on the virtual GPU, with the hooks of every front end that is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+
+def run_script(path: str | Path, argv: Sequence[str] = (), **options: Any) -> int:
+    """Run `path` as `python PATH ARGV` would, its CUDA device the virtual GPU; its exit code.
+
+    options: arch, policy, seed and checked, as `vgpu.driver.run_script` takes them.
+    """
+    from tensorladder.vgpu import driver
+
+    return driver.run_script(path, argv, hooks=hooks(), **options)
+
+
+def hooks() -> list[Any]:
+    """What takes over the launches of each installed front end."""
+    found = []
+    if importlib.util.find_spec("cutlass"):
+        from tensorladder.frontends.cutedsl_script import cutedsl_hook
+
+        found.append(cutedsl_hook)
+    return found

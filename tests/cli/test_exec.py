@@ -1,0 +1,54 @@
+"""`exec`: the script's arguments, exit code and failures are its own; ours stay one line."""
+
+from __future__ import annotations
+
+import pytest
+
+from tensorladder.core.errors import KernelError
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    """Writes a script; it runs with no front end's hooks."""
+    monkeypatch.setattr("tensorladder.measure.scripts.hooks", list)
+    monkeypatch.setattr("tensorladder.vgpu.driver.script._device_streams", lambda *options: None)
+
+    def write(text: str) -> str:
+        path = tmp_path / "script.py"
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+def test_options_after_the_script_are_the_scripts(ask, script):
+    said = ask("exec", "--arch", "sm_100a", script("import sys; print(sys.argv[1:])"), "--arch", "x", "-n", "3")
+    assert said.code == 0 and said.out == "['--arch', 'x', '-n', '3']\n"
+
+
+@pytest.mark.parametrize(("text", "code"), [("", 0), ("import sys; sys.exit(5)", 5), ("raise SystemExit", 0)])
+def test_the_exit_code_is_the_scripts(ask, script, text, code):
+    assert ask("exec", script(text)).code == code
+
+
+def test_the_scripts_failure_is_shown_from_its_own_first_line(ask, script):
+    said = ask("exec", script("def f():\n    return 1 // 0\n\nf()\n"))
+    assert said.code == 1
+    lines = said.err.splitlines()
+    assert lines[0].startswith("Traceback") and 'script.py", line 4' in lines[1]
+    assert lines[-1].startswith("ZeroDivisionError") and "runpy" not in said.err
+
+
+def test_a_launch_that_fails_is_one_line(ask, script, monkeypatch):
+    def fail(*_, **__):
+        raise KernelError("lane 0 reads A[99]")
+
+    monkeypatch.setattr("tensorladder.measure.scripts.run_script", fail)
+    said = ask("exec", script(""))
+    assert said.code == 1 and said.err == "tensorladder: lane 0 reads A[99]\n"
+
+
+@pytest.mark.parametrize("options", [("--arch", "gfx90a"), ("--async", "never"), ("--seed", "x")])
+def test_bad_options_are_refused_before_anything_runs(ask, script, options):
+    said = ask("exec", *options, script("print('ran')"))
+    assert said.code == 2 and said.out == "" and said.err.count("\n") == 1
