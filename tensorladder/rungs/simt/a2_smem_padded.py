@@ -1,14 +1,13 @@
 """Shared memory: a CTA's tiles of A and B are loaded once and read by all its threads; rows are padded.
 
 Adds:
-    Data reuse under the programmer's control. The 256 threads fetch a 64 x 16 tile of A and of B together, each element
-    once and neighbouring threads neighbouring elements, into memory on the SM; then all multiply from there: every
-    element is used 64 times. Global traffic falls from one element a multiply-add to one in 32, and the 4 x 4
-    accumulators a thread make one load from shared memory serve two multiply-adds.
-    Two things to get right:
+    Data reuse under the programmer's control. The 256 threads fetch a 64 x 16 tile of A and of B together, each
+    element once and neighbouring threads neighbouring elements, into memory on the SM; then all multiply from there:
+    every element is used 64 times. Global traffic falls from one element a multiply-add to one in 32, and the 4 x 4
+    accumulators a thread make one load from shared memory serve two multiply-adds. Two things to get right:
     - Barriers. One before reading (the tile is complete), one before overwriting (everybody has read it).
-    - Banks. Shared memory has 32 banks of 4 bytes, and 16 threads read 16 rows of B at the same k. With rows of 64 bytes
-      they would meet in 2 banks, eight deep; rows one word longer spread them over 16.
+    - Banks. Shared memory has 32 banks of 4 bytes, and 16 threads read 16 rows of B at the same k. With rows of 64
+      bytes they would meet in 2 banks, eight deep; rows one word longer spread them over 16.
 
 Warp roles:
     | warps | role                                                               |
@@ -38,7 +37,7 @@ from tensorladder.rungs.rung import Rung
 
 @dataclass(frozen=True)
 class PaddedGemmConfig:
-    """tile: (M, N, K) of a CTA. threads_m, threads_n: how its threads lie on the tile of C. pad_bytes: added to a row."""
+    """tile: (M, N, K) of a CTA. threads_m, threads_n: how its threads lie on the tile of C. pad_bytes: of each row."""
 
     tile: tuple[int, int, int] = (64, 64, 16)
     threads_m: int = 16
