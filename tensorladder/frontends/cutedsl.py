@@ -90,7 +90,8 @@ class PackedEntry:
         self._name = name
         self._code = HostCode(image, module, name)
         self._entry = self._code.function(f"_mlir__mlir_ciface_{name}")
-        self._code.call(None, self._load)
+        if self._code.address("_mlir_cuda_init"):  # absent where the function launches nothing
+            self._code.call(None, self._load)
 
     def _load(self) -> None:
         """What the DSL does before a first call: register the library, then fetch its kernels for device 0."""

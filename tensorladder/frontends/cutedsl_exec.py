@@ -12,6 +12,7 @@ import ctypes
 import os
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -35,6 +36,9 @@ def attached(session: Session) -> Iterator[None]:
         session.note(f"CuTe DSL is not available here: {error}")
         yield
         return
+    for kind in session.tensor_types:
+        inner.accept_as_tensor(kind)
+    warnings.filterwarnings("ignore", message="Cache is disabled as user wants to generate")  # because PTX is kept
     with tempfile.TemporaryDirectory(prefix="tensorladder-") as folder:
         settings = {"arch": arch, "keep_ptx": True, "keep_cubin": True, "lineinfo": True, "dump_dir": folder}
         with inner.environment(cutlass, settings), _replaced(_replacements(session)):
@@ -77,7 +81,9 @@ def _on_device(tensor: Any) -> Any:
     return inner.on_cuda(dlpack.view(tensor))
 
 
-def _module(compiled: Any) -> Module:
+def _module(session: Session, compiled: Any) -> Module:
+    if not compiled.has_gpu_module:
+        return Module("", session.arch.name, None, compiled.function_name)
     if not isinstance(compiled.__ptx__, str) or not isinstance(compiled.__cubin__, bytes):
         raise Unsupported(f"{compiled.function_name}: compiled before the virtual GPU was attached: no PTX was kept")
     target = compiled.__ptx__.partition(".target ")[2].split()[0].rstrip(",")
@@ -90,7 +96,7 @@ class _Executor:
     def __init__(self, session: Session, compiled: Any):
         self._session = session
         self._arguments = compiled.execution_args
-        self._entry = PackedEntry(compiled.function_name, inner.host_object(compiled), _module(compiled))
+        self._entry = PackedEntry(compiled.function_name, inner.host_object(compiled), _module(session, compiled))
 
     def run_compiled_program(self, addresses: list[Any]) -> int:
         plain = inner.plain_addresses(addresses)
@@ -109,7 +115,7 @@ def _ffi_function(session: Session, compiled: Any) -> Any:
     """A tvm_ffi.Function that claims its tensors for CUDA and launches on the session."""
     import tvm_ffi
 
-    entry = FfiEntry(compiled.function_name, inner.host_object(compiled), _module(compiled))
+    entry = FfiEntry(compiled.function_name, inner.host_object(compiled), _module(session, compiled))
 
     def call(*args: Any) -> Any:
         values = [_claimed(a) for a in args]

@@ -251,6 +251,15 @@ def environment(cutlass: Any, settings: dict[str, Any]) -> Iterator[None]:
             setattr(record, key, value)
 
 
+def accept_as_tensor(kind: type) -> None:
+    """Let compiled functions take arrays of this type directly; the DSL looks array types up by their exact name."""
+    from cutlass.base_dsl.runtime.jit_arg_adapters import JitArgAdapterRegistry
+    from cutlass.cute.runtime import TensorAdapter
+
+    if kind not in JitArgAdapterRegistry.jit_arg_adapter_registry:
+        JitArgAdapterRegistry.register_jit_arg_adapter(kind)(TensorAdapter)
+
+
 def exec_points() -> dict[str, tuple[Any, str]]:
     """Where a script's use of the DSL meets a GPU: our name -> (owner, attribute) that is replaced for `exec`."""
     import cutlass.cute.testing as cute_testing

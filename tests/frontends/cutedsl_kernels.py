@@ -20,6 +20,13 @@ def add(a: cute.Tensor, b: cute.Tensor, c: cute.Tensor):
     add_kernel(a, b, c, n).launch(grid=[(n + 255) // 256, 1, 1], block=[256, 1, 1])
 
 
+@cute.jit
+def add_plain(a, b, c):
+    """Without annotations: takes arrays that are no DSL tensors."""
+    n = a.shape[0]
+    add_kernel(a, b, c, n).launch(grid=[(n + 255) // 256, 1, 1], block=[256, 1, 1])
+
+
 @cute.kernel
 def scale_kernel(x: cute.Tensor, factor: cutlass.Float32, k: cutlass.Constexpr):
     thread, _, _ = cute.arch.thread_idx()

@@ -14,12 +14,12 @@ from typing import Any
 from ...core.arch import find
 from ...core.errors import TensorladderError, UsageError
 from ...core.program import Stream
-from .session import Range, Session
+from .session import HostRange, Session
 
 Hook = Callable[[Session], AbstractContextManager[Any]]
 """What a front end does to a script's process: its own launches go to the session while the context lasts."""
 
-StreamFactory = Callable[[list[Range]], Stream]
+StreamFactory = Callable[[list[HostRange]], Stream]
 
 
 def run_script(
@@ -87,9 +87,11 @@ def _device_streams(arch: str, policy: str, seed: int, checked: bool) -> StreamF
 
     device = vgpu.Device(arch=arch, policy=policy, seed=seed, checked=checked)
 
-    def new_stream(ranges: list[Range]) -> Stream:
-        for name, address, size, owner in ranges:
-            device.memory.register(name, address, size, owner)
+    def new_stream(ranges: list[HostRange]) -> Stream:
+        device.memory.ranges = []
+        for r in ranges:
+            memory = device.memory
+            memory.add_range(r.address, r.address + r.size, r.name, True, r.shape, r.strides, r.itemsize, r.owner)
         return device.stream()
 
     return new_stream

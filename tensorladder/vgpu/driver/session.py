@@ -9,33 +9,48 @@ from __future__ import annotations
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...core.arch import Arch
 from ...core.errors import TensorladderError
 from ...core.program import Stream
 
-Range = tuple[str, int, int, Any]
-"""Memory that a launch may touch: name, address, bytes, owner."""
+
+@dataclass(frozen=True)
+class HostRange:
+    """Host memory that launches may touch: bytes [address, address + size), with what a message may say of it.
+
+    shape and strides (in bytes) where one dense array fills the range. owner keeps it alive.
+    """
+
+    name: str
+    address: int
+    size: int
+    shape: tuple[int, ...] | None = None
+    strides: tuple[int, ...] | None = None
+    itemsize: int = 1
+    owner: Any = None
 
 
 @dataclass
 class Session:
     """arch: what the script sees. new_stream(ranges): a stream on which launches may touch the given host memory.
 
-    failure is the first error of a launch, kept because foreign code between it and the top may turn it into another.
+    tensor_types: classes of arrays on the device that a facade added. failure is the first error of a launch, kept
+    because foreign code between it and the top may turn it into another.
     """
 
     arch: Arch
-    new_stream: Callable[[list[Range]], Stream]
+    new_stream: Callable[[list[HostRange]], Stream]
     emulated_seconds: float = 0.0
     failure: TensorladderError | None = None
-    _ranges: dict[int, tuple[int, weakref.ref[Any]]] = field(default_factory=dict)
+    tensor_types: tuple[type, ...] = ()
+    _tracked: dict[int, tuple[weakref.ref[Any], HostRange]] = field(default_factory=dict)
     _notes: set[str] = field(default_factory=set)
 
-    def run(self, enqueue: Callable[[Stream], Any], extra: list[Range] | None = None) -> Any:
+    def run(self, enqueue: Callable[[Stream], Any], extra: list[HostRange] | None = None) -> Any:
         """Call `enqueue` with a stream, then run what it enqueued. extra: further memory that launches may touch."""
         stream = self.new_stream([*self.ranges(), *(extra or [])])
         start = time.perf_counter()
@@ -49,20 +64,21 @@ class Session:
             self.emulated_seconds += time.perf_counter() - start
         return result
 
-    def track(self, address: int, size: int, owner: Any) -> None:
-        """Device memory that the script owns, as long as `owner` lives."""
-        if size and address not in self._ranges:
-            self._ranges[address] = (size, weakref.ref(owner, lambda _: self._ranges.pop(address, None)))
-        elif size:
-            held, _ = self._ranges[address]
-            self._ranges[address] = (max(held, size), weakref.ref(owner, lambda _: self._ranges.pop(address, None)))
+    def track(self, owner: Any, range_: HostRange) -> None:
+        """Device memory of the script, as long as `owner` lives. Several owners may share memory, as views do."""
+        key = id(owner)
+        if range_.size and key not in self._tracked:
+            self._tracked[key] = (weakref.ref(owner, lambda _: self._tracked.pop(key, None)), range_)
 
-    def ranges(self) -> Iterator[Range]:
-        """The device memory that is alive now."""
-        for address, (size, owner) in list(self._ranges.items()):
-            alive = owner()
-            if alive is not None:
-                yield f"tensor at {address:#x}", address, size, alive
+    def ranges(self) -> list[HostRange]:
+        """The device memory that is alive now, each address once, with its owner held."""
+        found: dict[int, HostRange] = {}
+        for reference, range_ in list(self._tracked.values()):
+            owner = reference()
+            known = found.get(range_.address)
+            if owner is not None and (known is None or (known.shape is None and range_.shape is not None)):
+                found[range_.address] = replace(range_, owner=owner)
+        return list(found.values())
 
     def note(self, text: str) -> None:
         """Tell the person something once, beside the script's own output."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from .session import Session
+from .session import HostRange, Session
 
 _HALF = (torch.float16, torch.bfloat16)
 _PRODUCTS = {
@@ -121,8 +121,7 @@ class OnHost(TorchFunctionMode):
     def _seen(self, result: Any) -> Any:
         """Remember the memory of a device tensor: launches may touch it while it lives."""
         if isinstance(result, CudaTensor):
-            storage = plain(result).untyped_storage()
-            self._session.track(storage.data_ptr(), storage.nbytes(), result)
+            self._session.track(result, _memory_of(plain(result)))
         return result
 
     def _cuda(self, tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
@@ -148,6 +147,17 @@ class OnHost(TorchFunctionMode):
             return moved
         fresh = moved.clone() if moved is tensor else moved
         return _as_cuda(fresh) if claims_cuda(device) else plain(fresh)
+
+
+def _memory_of(tensor: torch.Tensor) -> HostRange:
+    storage = tensor.untyped_storage()
+    whole = tensor.is_contiguous() and tensor.nbytes == storage.nbytes()
+    name = f"{str(tensor.dtype).removeprefix('torch.')} tensor"
+    if not whole:
+        return HostRange(name, storage.data_ptr(), storage.nbytes())
+    size = tensor.element_size()
+    strides = tuple(size * step for step in tensor.stride())
+    return HostRange(name, storage.data_ptr(), storage.nbytes(), tuple(tensor.shape), strides, size)
 
 
 _FACTORIES = {

@@ -129,7 +129,8 @@ def _answers(session: Session) -> dict[str, Any]:
     quiet = ("synchronize", "set_device", "init", "_lazy_init", "empty_cache", "reset_peak_memory_stats",
              "reset_max_memory_allocated", "set_stream", "ipc_collect")  # fmt: skip
     sizes = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
-    seeds = {"manual_seed": torch.manual_seed, "manual_seed_all": torch.manual_seed, "seed": torch.seed}
+    seed = torch.default_generator.manual_seed  # not torch.manual_seed, which seeds torch.cuda in turn
+    seeds = {"manual_seed": seed, "manual_seed_all": seed, "seed": torch.default_generator.seed}
     return {
         **dict.fromkeys(quiet, _nothing),
         **{name: (lambda *_, **__: 0) for name in sizes},
@@ -160,6 +161,7 @@ def _answers(session: Session) -> dict[str, Any]:
 def torch_facade(session: Session) -> Iterator[None]:
     """While this lasts, torch has one CUDA device: the virtual GPU."""
     mode = OnHost(session)
+    session.tensor_types += (CudaTensor,)
 
     def set_default_device(device: Any) -> None:
         mode.default_is_cuda = claims_cuda(device)

@@ -1,0 +1,175 @@
+"""Unmodified scripts with torch on device="cuda": facade and CuTe DSL launches, on a machine made for the test."""
+
+import ctypes
+import os
+import struct
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cutlass")
+pytest.importorskip("torch")
+
+from tensorladder.core.errors import KernelError, Unsupported, UsageError
+from tensorladder.frontends.cutedsl_exec import attached
+from tensorladder.frontends.ptxparams import entry
+from tensorladder.vgpu.driver import run_script
+
+KERNELS = Path(__file__).parent
+
+
+class Adder:
+    """A machine that knows one kernel: c = a + b over float32, with extents from the parameter block."""
+
+    def __init__(self, ranges):
+        self.ranges = ranges
+        self.waiting = []
+
+    def enqueue(self, launch):
+        self.waiting.append(launch)
+
+    def synchronize(self):
+        for launch in self.waiting:
+            params = entry(launch.module.ptx, launch.kernel).params
+            at = [struct.unpack_from("<Q", launch.params, p.offset)[0] for p in params[:3]]
+            (n,) = struct.unpack_from("<i", launch.params, params[3].offset)
+            assert launch.grid == ((n + 255) // 256, 1, 1)
+            for address in at:
+                if not any(r.address <= address and address + 4 * n <= r.address + r.size for r in self.ranges):
+                    raise KernelError(f"{address:#x} is no device memory")
+            a, b, c = (np.frombuffer((ctypes.c_float * n).from_address(x), np.float32) for x in at)
+            c[:] = a + b
+
+
+def run(tmp_path, body, arch="sm_90a", argv=(), machine=Adder):
+    script = tmp_path / "script.py"
+    script.write_text(f"import sys\nsys.path.insert(0, {str(KERNELS)!r})\n" + textwrap.dedent(body))
+    return run_script(script, argv, arch=arch, hooks=(attached,), stream_factory=machine)
+
+
+HEAD = """
+import torch
+import cutlass
+import cutlass.cute as cute
+from cutlass.cute.runtime import from_dlpack
+from cutlass.cute.testing import benchmark, JitArguments
+import cutedsl_kernels as kernels
+a = torch.randn(1000, device="cuda")
+b = torch.ones(1000, device="cuda", dtype=torch.float32)
+c = torch.empty_like(a)
+"""
+BODIES = {
+    "compiled": """
+        A, B, C = [from_dlpack(t, assumed_align=16).mark_layout_dynamic() for t in (a, b, c)]
+        compiled = cute.compile(kernels.add, A, B, C)
+        compiled(A, B, C)
+        """,
+    "jit called directly": "kernels.add(*[from_dlpack(t).mark_layout_dynamic() for t in (a, b, c)])",
+    "tensors without from_dlpack": "kernels.add_plain(a, b, c)",
+    "tvm ffi": """
+        n = cute.sym_int()
+        fakes = [cute.runtime.make_fake_compact_tensor(cutlass.Float32, (n,), assumed_align=16) for _ in range(3)]
+        cute.compile(kernels.add, *fakes, options="--enable-tvm-ffi")(a, b, c)
+        """,
+    "benchmark": """
+        A, B, C = [from_dlpack(t, assumed_align=16).mark_layout_dynamic() for t in (a, b, c)]
+        assert benchmark(cute.compile(kernels.add, A, B, C), kernel_arguments=JitArguments(A, B, C)) > 0
+        """,
+}
+
+
+@pytest.mark.parametrize("way", BODIES)
+def test_a_script_computes(tmp_path, way):
+    body = HEAD + textwrap.dedent(BODIES[way]) + "\nassert torch.equal(c, a + b), (c, a + b)\n"
+    assert run(tmp_path, body) == 0
+
+
+def test_what_a_script_asks_of_torch(tmp_path):
+    body = """
+        import torch
+        assert torch.cuda.is_available() and torch.cuda.device_count() == 1
+        assert torch.cuda.get_device_capability() == (10, 0)
+        assert torch.cuda.get_device_properties(0).multi_processor_count == 148
+        torch.cuda.manual_seed(1); torch.manual_seed(0)
+        x = torch.zeros(4, 4, device="cuda:0", dtype=torch.float16)
+        assert x.is_cuda and x.device.type == "cuda" and (x + 1).is_cuda and x.T.device == torch.device("cuda", 0)
+        y = x.cpu(); x += 1
+        assert not y.is_cuda and y.sum() == 0 and type(y) is torch.Tensor
+        assert y.cuda().is_cuda and y.to("cuda").is_cuda and y.to(x.device, torch.float32).dtype == torch.float32
+        assert not x.to("cpu").is_cuda and x.to(torch.float32).is_cuda and x.float().is_cuda
+        assert torch.tensor([1, 2], device="cuda").tolist() == [1, 2]
+        assert "device='cuda:0'" in repr(x)
+        s, e = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        s.record(); e.record(); torch.cuda.synchronize()
+        assert s.elapsed_time(e) > 0
+        with torch.cuda.stream(torch.cuda.Stream()):
+            assert torch.cuda.current_stream().cuda_stream == 0
+        try:
+            x.numpy()
+        except TypeError:
+            pass
+        else:
+            raise SystemExit("numpy() of a CUDA tensor must fail")
+        from cutlass.utils import HardwareInfo
+        assert HardwareInfo().get_max_active_clusters(2) == 74
+        """
+    assert run(tmp_path, body, arch="sm_100a") == 0
+
+
+def test_half_products_accumulate_in_float32(tmp_path):
+    body = """
+        import torch
+        a = torch.full((8, 4096), 1.0, device="cuda", dtype=torch.bfloat16)
+        b = torch.full((4096, 8), 1.0 / 256, device="cuda", dtype=torch.bfloat16)
+        for c in (a @ b, torch.matmul(a, b), torch.einsum("mk,kn->mn", a, b)):
+            assert c.dtype == torch.bfloat16 and c.is_cuda and (c == 16).all()
+        """
+    assert run(tmp_path, body) == 0
+
+
+def test_arguments_folder_and_exit_codes(tmp_path):
+    (tmp_path / "beside.py").write_text("value = 3\n")
+    body = """
+        import beside
+        assert sys.argv[1:] == ["--size", "7"] and __name__ == "__main__"
+        sys.exit(beside.value)
+        """
+    assert run(tmp_path, body, argv=("--size", "7")) == 3
+    with pytest.raises(ZeroDivisionError):
+        run(tmp_path, "1 / 0")
+    with pytest.raises(UsageError, match="no such script"):
+        run_script(tmp_path / "absent.py", stream_factory=Adder)
+    with pytest.raises(UsageError, match="no such architecture"):
+        run_script(tmp_path / "script.py", arch="sm_33", stream_factory=Adder)
+
+
+@pytest.mark.parametrize("way", ["compiled", "tvm ffi", "jit called directly"])
+def test_errors_of_a_launch_come_out_as_they_are(tmp_path, way):
+    class Broken(Adder):
+        def synchronize(self):
+            raise KernelError("out of bounds in a[3]")
+
+    with pytest.raises(KernelError, match=r"^out of bounds in a\[3\]$"):
+        run(tmp_path, HEAD + textwrap.dedent(BODIES[way]), machine=Broken)
+
+
+def test_freed_and_host_memory_is_not_the_devices(tmp_path):
+    with pytest.raises(KernelError, match="no device memory"):
+        run(tmp_path, HEAD + "\nkernels.add_plain(a, b, torch.empty(1000))\n")
+
+
+def test_cuda_graphs_are_refused_by_name(tmp_path):
+    with pytest.raises(Unsupported, match="a CUDA graph"):
+        run(tmp_path, "import torch\ntorch.cuda.CUDAGraph()\n")
+
+
+def test_everything_is_put_back(tmp_path):
+    import torch
+    from cutlass.cutlass_dsl.cuda_jit_executor import CudaDialectJitCompiledFunction
+
+    before = torch.cuda.is_available, torch.Generator, CudaDialectJitCompiledFunction.to, os.getcwd()
+    run(tmp_path, "import torch\n")
+    assert before == (torch.cuda.is_available, torch.Generator, CudaDialectJitCompiledFunction.to, os.getcwd())
+    assert not torch.zeros(2).is_cuda
