@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..core.arch import check_launch, find, occupancy
-from ..core.elf import registers, static_shared_bytes, undefined_symbols
+from ..core.cubin import registers, static_shared_bytes
+from ..core.elf import undefined_symbols
 from ..core.errors import MissingExtra, TensorladderError, Unsupported, UsageError
 from ..core.program import Launch, Module, Stream
 from .devicefacts import device_attribute
@@ -183,7 +184,7 @@ def _occupancy(out: int, kernel: int, threads: int, smem: int) -> int:
     found = _kernel(kernel)
     cubin = found.module.cubin
     smem += static_shared_bytes(cubin, found.name)
-    fits = occupancy(find(found.module.arch), threads, registers(cubin, found.name), smem)
+    fits = occupancy(find(found.module.arch), threads, registers(cubin, found.name) or 0, smem)
     return _store(out, _I32, fits.ctas)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tensorladder.core import elf
+from tensorladder.core import cubin
 from tensorladder.core.errors import UsageError
 from tensorladder.frontends import nvrtc
 from tensorladder.frontends.ptxparams import entry
@@ -30,8 +30,8 @@ def needs_nvrtc():
 def test_ptx_cubin_and_parameters(arch):
     module = nvrtc.compile_cuda(SOURCE, arch)
     assert f".target {arch}" in module.ptx and ".loc" in module.ptx
-    assert elf.static_shared_bytes(module.cubin, "kernel") == 4000
-    assert 6 <= elf.registers(module.cubin, "kernel") <= 64
+    assert cubin.static_shared_bytes(module.cubin, "kernel") == 4000
+    assert 6 <= cubin.registers(module.cubin, "kernel") <= 64
     head = entry(module.ptx, "kernel")
     assert [(p.offset, p.size) for p in head.params] == [(0, 8), (8, 1), (16, 16), (32, 4)]
     assert head.size == 36

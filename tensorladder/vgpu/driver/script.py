@@ -87,10 +87,14 @@ def _device_streams(arch: str, policy: str, seed: int, checked: bool) -> StreamF
 
     device = vgpu.Device(arch=arch, policy=policy, seed=seed, checked=checked)
 
+    mine: set[int] = set()
+
     def new_stream(ranges: list[HostRange]) -> Stream:
-        device.memory.ranges = []
+        memory = device.memory
+        memory.ranges = [r for r in memory.ranges if r.start not in mine]  # the others are the modules' variables
+        mine.clear()
         for r in ranges:
-            memory = device.memory
+            mine.add(r.address)
             memory.add_range(r.address, r.address + r.size, r.name, True, r.shape, r.strides, r.itemsize, r.owner)
         return device.stream()
 
