@@ -13,7 +13,7 @@ pytest.importorskip("cutlass")
 pytest.importorskip("torch")
 
 from tensorladder.core.errors import KernelError, Unsupported, UsageError
-from tensorladder.frontends.cutedsl_exec import attached
+from tensorladder.frontends.cutedsl_script import cutedsl_hook
 from tensorladder.frontends.ptxparams import entry
 from tensorladder.vgpu.driver import run_script
 
@@ -46,7 +46,7 @@ class Adder:
 def run(tmp_path, body, arch="sm_90a", argv=(), machine=Adder):
     script = tmp_path / "script.py"
     script.write_text(f"import sys\nsys.path.insert(0, {str(KERNELS)!r})\n" + textwrap.dedent(body))
-    return run_script(script, argv, arch=arch, hooks=(attached,), stream_factory=machine)
+    return run_script(script, argv, arch=arch, hooks=(cutedsl_hook,), stream_factory=machine)
 
 
 HEAD = """

@@ -1,7 +1,7 @@
 """CuTe DSL inside an unmodified script: its compiled functions launch on a session of the virtual GPU.
 
 The DSL compiles as it does on a GPU machine (the architecture is set in its environment record); only the last step
-is replaced, where a compiled function would load its cubin into the driver. `attached` is the hook for
+is replaced, where a compiled function would load its cubin into the driver. `cutedsl_hook` is the hook for
 `vgpu.driver.run_script`. Which inner parts of the DSL are replaced is one table, `cutedsl_inner.exec_points`.
 """
 
@@ -26,7 +26,7 @@ from .cutedsl import FfiEntry, PackedEntry
 
 
 @contextlib.contextmanager
-def attached(session: Session) -> Iterator[None]:
+def cutedsl_hook(session: Session) -> Iterator[None]:
     """While this lasts, functions compiled by CuTe DSL run on `session`. Without the DSL installed: nothing."""
     arch = session.arch.name
     os.environ.setdefault("CUTE_DSL_ARCH", arch)
