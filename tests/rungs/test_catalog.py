@@ -1,0 +1,123 @@
+"""What the rung files say about themselves, read without importing a DSL."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tensorladder import problems, rungs
+from tensorladder.core.arch import ARCHS
+from tensorladder.core.errors import UsageError
+from tensorladder.rungs.rung import SECTIONS, catalog, find, load
+
+INFOS = [pytest.param(info, id=info.name) for info in catalog()]
+LADDER = """a0-vector-add a1-naive-cuda-like a1-naive-cute a1-naive-batched a1-naive-persistent
+a1-naive-static-scheduler a1-naive-tvm-ffi a2-smem-padded a2-smem-swizzled a2-smem-pipeline b2-warp-mma b5-tma
+b6-colwise-scaling b7-warp-specialized b8-register-double-buffering z0-swizzle z1-tv-to-mn""".split()
+
+
+def test_the_ladder_is_complete_and_in_order():
+    names = [info.name for info in catalog() if info.series in "abz"]
+    assert [name for name in names if name in LADDER] == LADDER
+    assert len(set(names)) == len(names)
+
+
+def test_listing_imports_no_dsl():
+    script = "import sys, tensorladder.rungs as r; r.catalog(); print('cutlass' in sys.modules, len(r.catalog()))"
+    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    assert out == ["False", str(len(catalog()))]
+
+
+@pytest.mark.parametrize("info", INFOS)
+def test_metadata(info):
+    assert info.path.stem == info.name.replace("-", "_")
+    assert info.adds and len(info.adds) < 120
+    assert info.archs and set(info.archs) <= set(ARCHS)
+    assert info.problem.name in problems.PROBLEMS
+    assert set(info.dtypes) <= set(info.problem.dtypes)
+    assert info.rung.check(info.archs[0], info.default_shape, info.dtypes[0])
+
+
+@pytest.mark.parametrize("info", INFOS)
+def test_parent_exists_and_comes_before(info):
+    names = [other.name for other in catalog()]
+    if info.parent is None:
+        assert info.step.endswith("0")
+    else:
+        assert names.index(info.parent) < names.index(info.name)
+
+
+@pytest.mark.parametrize("info", INFOS)
+def test_docstring_has_its_parts_in_order(info):
+    parts = info.sections()
+    assert list(parts) == ["", *SECTIONS]
+    assert all(text.strip() for text in parts.values())
+    table = [line for line in parts["Warp roles"].splitlines() if line.strip()]
+    assert len(table) >= 3 and all(line.strip().startswith("|") for line in table)
+    assert re.search(r"SMEM\D*\d", parts["Budget"]) and re.search(r"[Rr]egisters\D*\d", parts["Budget"])
+    assert parts["Run"].split()[:3] == ["tensorladder", "run", info.name]
+
+
+@pytest.mark.parametrize("info", INFOS)
+def test_shape_of_the_file(info):
+    text = info.path.read_text()
+    assert len(text.splitlines()) < 400
+    functions = [node.name for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
+    assert "compile" in functions and "main" not in functions
+
+
+@pytest.mark.parametrize("info", INFOS)
+def test_module_agrees_with_its_listing(info):
+    pytest.importorskip("cutlass")
+    module = load(info)
+    listed = dataclasses.replace(info.rung, config=module.RUNG.config)
+    assert module.RUNG == listed
+    assert module.RUNG.config.__name__ == info.rung.config
+    config = module.RUNG.config()
+    assert dataclasses.is_dataclass(config)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(config, dataclasses.fields(config)[0].name, None)
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ("b2", "b2-warp-mma"),
+        ("a1", "a1-naive-cuda-like"),
+        ("a2", "a2-smem-padded"),
+        ("B7-Warp-Specialized", "b7-warp-specialized"),
+        ("a1_naive_cute", "a1-naive-cute"),
+        ("z", None),
+        ("b9", None),
+        ("", None),
+        ("a1-naive-cut", None),
+    ],
+)
+def test_find(asked, found):
+    if found:
+        assert find(asked).name == found
+    else:
+        with pytest.raises(UsageError) as refusal:
+            find(asked)
+        assert "\n" not in str(refusal.value)
+
+
+def test_an_unknown_name_gets_the_nearest():
+    with pytest.raises(UsageError, match="b7-warp-specialized"):
+        find("b7-warp-specialised")
+
+
+@pytest.mark.parametrize(
+    ("info", "step", "series"),
+    [("b2-warp-mma", "b2", "b"), ("cuda-a1-naive", "cuda-a1", "cuda"), ("tirx-v3", "tirx-v3", "tirx"),
+     ("fused-dsa-attention", "fused", "fused"), ("z1-tv-to-mn", "z1", "z")],
+)  # fmt: skip
+def test_step_and_series(info, step, series):
+    base = rungs.find("a0")
+    named = dataclasses.replace(base, rung=dataclasses.replace(base.rung, name=info))
+    assert (named.step, named.series) == (step, series)
