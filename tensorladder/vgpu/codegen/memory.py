@@ -1,0 +1,208 @@
+"""ld, st, mov, cvta and address queries (PTX ISA, "Data Movement and Conversion Instructions")."""
+
+from __future__ import annotations
+
+from tensorladder.core.errors import Unsupported
+from tensorladder.vgpu.codegen.emit import Emitter, ivec, vec
+from tensorladder.vgpu.codegen.table import instruction
+from tensorladder.vgpu.machine import layout as L
+from tensorladder.vgpu.machine.memory import SPACE_GENERIC, SPACE_GLOBAL, SPACE_LOCAL, SPACE_SHARED
+from tensorladder.vgpu.ptx.nodes import TYPE_BITS, Instr, Mem, Reg, Sym, Vec
+
+_SPACES = {
+    "global": SPACE_GLOBAL, "const": SPACE_GLOBAL, "shared": SPACE_SHARED, "shared::cta": SPACE_SHARED,
+    "shared::cluster": SPACE_SHARED, "local": SPACE_LOCAL, "param": SPACE_GLOBAL, "param::entry": SPACE_GLOBAL,
+    "param::func": SPACE_LOCAL,
+}  # fmt: skip
+_VECTORS = {"v2": 2, "v4": 4, "v8": 8}
+#: orderings, scopes, caching and eviction hints: no effect on values in a machine that runs one access at a time
+_HINTS = {
+    "weak", "relaxed", "acquire", "release", "volatile", "mmio", "cta", "cluster", "gpu", "sys", "ca", "cg", "cs", "lu", "cv",
+    "wb", "wt", "nc", "L1::evict_normal", "L1::evict_unchanged", "L1::evict_first", "L1::evict_last", "L1::no_allocate",
+    "L2::evict_first", "L2::evict_last", "L2::evict_normal", "L2::cache_hint", "L2::64B", "L2::128B", "L2::256B", "unified",
+}  # fmt: skip
+
+
+def split(i: Instr) -> tuple[int, int, str]:
+    """(space, vector count, type) of a load or store; every modifier is known or refused by name."""
+    space, count, ty = SPACE_GENERIC, 1, ""
+    for m in i.mods:
+        if m in _SPACES:
+            space = _SPACES[m]
+        elif m in _VECTORS:
+            count = _VECTORS[m]
+        elif m in TYPE_BITS:
+            ty = m
+        elif m not in _HINTS:
+            raise Unsupported(f"{i.text} (.{m})")
+    if not ty:
+        raise Unsupported(i.text)
+    return space, count, ty
+
+
+def _is_call_param(e: Emitter, mem: Mem) -> bool:
+    return isinstance(mem.base, Sym) and e.symbols.get(mem.base.name, ("",))[0] == "local"
+
+
+def _space_of(e: Emitter, i: Instr, mem: Mem, space: int) -> int:
+    """`.param` is the kernel's parameter block, or per-thread memory for the parameters of a call."""
+    if any(m.startswith("param") for m in i.mods):
+        return SPACE_LOCAL if _is_call_param(e, mem) else SPACE_GLOBAL
+    return space
+
+
+@instruction("ld", "ldu", forms="all spaces, vectors and types; cache, eviction and prefetch hints; volatile to acquire")
+def ld(e: Emitter, i: Instr) -> None:
+    """Load."""
+    space, count, ty = split(i)
+    dst, mem = i.operands[0], i.operands[1]
+    space = _space_of(e, i, mem, space)
+    items = dst.items if isinstance(dst, Vec) else (dst,)
+    if any(m.startswith("param") for m in i.mods) and isinstance(mem.base, Sym) and space == SPACE_GLOBAL:
+        _ld_param(e, mem, items, ty)
+        return
+    bits = max(TYPE_BITS[ty], 8)
+    per = 2 if bits == 128 else 1  # a b128 element is two 64-bit ones
+    address = e.spill(e.address(mem), "<32 x i64>", 0)
+    e.call("tl_ld", space, address, e.active(), e.scratch_address(1), bits // 8 // per, count * per, e.iid, fallible=True)
+    hook(e, "read", space, bits // 8 * count)
+    for n, item in enumerate(items):
+        if bits == 128:
+            value = combine128(e, e.reload("<32 x i64>", 1 + 2 * n), e.reload("<32 x i64>", 2 + 2 * n))
+            e.set(item, value, "b128")
+        else:
+            e.set(item, e.reload(vec(ty) if bits == TYPE_BITS[ty] else ivec(8), 1 + n), ty)
+
+
+def combine128(e: Emitter, low: str, high: str) -> str:
+    """Two i64 vectors to one i128 vector."""
+    a = e.op(f"zext <32 x i64> {low} to <32 x i128>")
+    b = e.op(f"zext <32 x i64> {high} to <32 x i128>")
+    b = e.op(f"shl <32 x i128> {b}, splat (i128 64)")
+    return e.op(f"or <32 x i128> {a}, {b}")
+
+
+def split128(e: Emitter, value: str) -> tuple[str, str]:
+    """An i128 vector to its low and high halves."""
+    low = e.op(f"trunc <32 x i128> {value} to <32 x i64>")
+    high = e.op(f"lshr <32 x i128> {value}, splat (i128 64)")
+    return low, e.op(f"trunc <32 x i128> {high} to <32 x i64>")
+
+
+def _ld_param(e: Emitter, mem: Mem, items: tuple, ty: str) -> None:
+    """A kernel parameter: one load for the whole warp."""
+    place = e.symbols[mem.base.name][1] + mem.offset
+    base = e.once("params", lambda: e.op(f"load ptr, ptr {e.warp_ptr(L.W_PARAMS)}"))
+    bits = max(TYPE_BITS[ty], 8)
+    for n, item in enumerate(items):
+        p = e.op(f"getelementptr i8, ptr {base}, i64 {place + n * bits // 8}")
+        scalar = e.op(f"load i{bits}, ptr {p}")
+        value = e.broadcast(f"i{bits}", scalar)
+        e.set(item, value, f"s{bits}" if ty.startswith("s") else f"b{bits}")
+
+
+@instruction("st", results=0, forms="all spaces, vectors and types; cache and eviction hints; volatile to release")
+def st(e: Emitter, i: Instr) -> None:
+    """Store."""
+    space, count, ty = split(i)
+    mem, src = i.operands[0], i.operands[1]
+    space = _space_of(e, i, mem, space)
+    items = src.items if isinstance(src, Vec) else (src,)
+    bits = max(TYPE_BITS[ty], 8)
+    per = 2 if bits == 128 else 1
+    for n, item in enumerate(items):
+        value = e.value(item, ty)
+        if bits == 128:
+            for k, half in enumerate(split128(e, value)):
+                e.spill(half, "<32 x i64>", 1 + 2 * n + k)
+        else:
+            e.spill(value, vec(ty), 1 + n)
+    address = e.spill(e.address(mem), "<32 x i64>", 0)
+    e.call("tl_st", space, address, e.active(), e.scratch_address(1), bits // 8 // per, count * per, e.iid, fallible=True)
+    hook(e, "write", space, bits // 8 * count)
+
+
+def hook(e: Emitter, what: str, space: int, size: int) -> None:
+    """Where the checked variant sees an access: addresses (host) in scratch 0, lanes, bytes a lane, instruction."""
+    if e.checked:
+        code = {"read": 0, "write": 1, "atomic": 2}[what]
+        e.call("tl_hook_access", code, space, e.scratch_address(0), e.active(), size, e.iid)
+
+
+@instruction("mov", forms="registers, immediates, special registers, addresses, packing and unpacking of vectors")
+def mov(e: Emitter, i: Instr) -> None:
+    """Move, pack or unpack."""
+    ty = i.mods[-1]
+    if ty not in TYPE_BITS:
+        raise Unsupported(i.text)
+    dst, src = i.operands
+    if isinstance(dst, Vec):
+        _unpack(e, dst, src, TYPE_BITS[ty])
+    elif isinstance(src, Vec):
+        e.set(dst, _pack(e, src, TYPE_BITS[ty]), f"b{TYPE_BITS[ty]}")
+    else:
+        e.set(dst, e.value(src, ty), ty)
+
+
+def _pack(e: Emitter, src: Vec, bits: int) -> str:
+    """{a, b, ..} with the first in the lowest bits."""
+    part = bits // len(src.items)
+    total = None
+    for n, item in enumerate(src.items):
+        value = e.value(item, f"b{part}")
+        wide = e.op(f"zext {ivec(part)} {value} to {ivec(bits)}")
+        if n:
+            wide = e.op(f"shl {ivec(bits)} {wide}, {e.splat(ivec(bits), n * part)}")
+        total = wide if total is None else e.op(f"or {ivec(bits)} {total}, {wide}")
+    return total
+
+
+def _unpack(e: Emitter, dst: Vec, src: object, bits: int) -> None:
+    part = bits // len(dst.items)
+    value = e.value(src, f"b{bits}")
+    for n, item in enumerate(dst.items):
+        piece = value if n == 0 else e.op(f"lshr {ivec(bits)} {value}, {e.splat(ivec(bits), n * part)}")
+        e.set(item, e.op(f"trunc {ivec(bits)} {piece} to {ivec(part)}"), f"b{part}")
+
+
+_WINDOWS = {"shared": L.SHARED_WINDOW, "shared::cta": L.SHARED_WINDOW, "shared::cluster": L.SHARED_WINDOW,
+            "local": L.LOCAL_WINDOW, "global": 0, "const": 0, "param": 0, "param::entry": 0}  # fmt: skip
+
+
+@instruction("cvta", forms="both directions, all spaces, u32 and u64")
+def cvta(e: Emitter, i: Instr) -> None:
+    """Generic address from or to a state space's address."""
+    ty = i.mods[-1]
+    to = i.mods[0] == "to"
+    space = i.mods[1 if to else 0]
+    if space not in _WINDOWS or ty not in ("u64", "u32"):
+        raise Unsupported(i.text)
+    src = i.operands[1]
+    value = e.address(Mem(src, 0)) if isinstance(src, Reg | Sym) else e.value(src, "u64")
+    window = _WINDOWS[space]
+    if window:
+        if to:
+            value = e.op(f"and <32 x i64> {value}, {e.splat('<32 x i64>', ~L.WINDOW_MASK)}")
+        else:
+            value = e.op(f"or <32 x i64> {value}, {e.splat('<32 x i64>', window)}")
+    if ty == "u32":
+        value = e.op(f"trunc <32 x i64> {value} to <32 x i32>")
+    e.set(i.operands[0], value, ty)
+
+
+@instruction("isspacep", forms="global, const, shared, shared::cta, shared::cluster, local, param")
+def isspacep(e: Emitter, i: Instr) -> None:
+    """Whether a generic address lies in a space's window."""
+    space = i.mods[0]
+    if space not in _WINDOWS:
+        raise Unsupported(i.text)
+    window = e.op(f"and <32 x i64> {e.value(i.operands[1], 'u64')}, {e.splat('<32 x i64>', L.WINDOW_MASK)}")
+    e.set(i.operands[0], e.op(f"icmp eq <32 x i64> {window}, {e.splat('<32 x i64>', _WINDOWS[space])}"), "pred")
+
+
+@instruction("prefetch", "prefetchu", "applypriority", "discard", "createpolicy", results=lambda i: int(i.op == "createpolicy"),
+             forms="all: cache hints without effect on values; createpolicy gives an opaque policy")  # fmt: skip
+def cache_hint(e: Emitter, i: Instr) -> None:
+    """Cache control. `discard` makes the line's content undefined, which keeping it satisfies."""
+    if i.op == "createpolicy":
+        e.set(i.operands[0], e.splat("<32 x i64>", 0), "b64")

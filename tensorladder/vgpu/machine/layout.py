@@ -1,0 +1,225 @@
+"""Memory layout of the machine's state: byte offsets shared by generated code and the native runtime.
+
+Everything is plain memory, addressed in bytes, so that code from the PTX compiler and from numba see the same thing.
+All scalar fields are 64-bit. `W_` a warp, `C_` a CTA, `L_` a launch as one worker sees it, `U_` a unit (the CTAs that one
+scheduler runs together), `A_` an asynchronous operation.
+"""
+
+from __future__ import annotations
+
+LANES = 32
+
+# ---------------------------------------------------------------- addresses (PTX ISA, "State Spaces")
+#: generic windows lie outside the host's 47-bit range; a generic global address is the host address
+SHARED_WINDOW = 1 << 56
+LOCAL_WINDOW = 2 << 56
+WINDOW_MASK = 0xFF << 56
+#: the first KB of a CTA's shared window belongs to the system; 32-bit addresses are rank << 24 | offset
+SHARED_RESERVED = 1024
+RANK_SHIFT = 24
+
+# ---------------------------------------------------------------- warp
+W_LIVE = 0  # lanes that exist and have not exited
+W_READY = 8  # live lanes that are not blocked
+W_MASK = 16  # the lane group that runs
+W_CLOCK = 24  # cycles
+W_LIMIT = 32  # yield at a back-edge when CLOCK reaches this
+W_ERROR = 40  # non-zero: stop (the details are in the launch)
+W_FRAME = 48
+W_CTA = 56
+W_LAUNCH = 64
+W_LOCAL = 72  # local memory of lane 0
+W_LOCAL_SIZE = 80  # bytes a thread
+W_WARPID = 88
+W_LO = 96  # the global range that was hit last: [lo, hi)
+W_HI = 104
+W_SHARED = 112  # host address of this CTA's window (offset 0)
+W_SHARED_SIZE = 120  # bytes in the window, reserved part included
+W_RNG = 128
+W_LAST_PC = 136  # where the group that ran last stands
+W_PROGRESS = 144  # counts effects that others can see
+W_UNIT = 152
+W_HASH = 160  # of the registers at the last yield, to see a spinning group
+W_RANK = 168  # %cluster_ctarank
+W_IID = 176  # instruction of the last blocking call
+W_FRAME_BYTES = 184
+W_PARAMS = 192
+W_SPINS = 200
+W_STATE = 208  # 0 runs, 1 blocked, 2 done
+W_SMEM_BASE = 216  # rank << RANK_SHIFT: added to shared offsets
+W_PRINT = 224
+W_KERNEL = 232  # address of the compiled kernel
+W_HOOKS = 240
+W_MAXNREG = 248
+W_PC = 256  # i32 x 32
+W_WAIT = 384  # i32 x 32, kind of wait
+W_WAIT_A = 512  # i64 x 32
+W_WAIT_B = 768  # i64 x 32
+W_TID_X = 1024  # i32 x 32
+W_TID_Y = 1152
+W_TID_Z = 1280
+W_CP_GROUP = 1408  # i32 x 32: the open cp.async group
+W_BULK_GROUP = 1536  # i32 x 32: the open bulk group
+W_SCRATCH = 1664  # 12 KB for operands of runtime calls: lane vectors, one after the other
+SCRATCH_BYTES = 12288
+W_BYTES = W_SCRATCH + SCRATCH_BYTES
+
+# what a lane can wait for (W_WAIT)
+WAIT_NONE = 0
+WAIT_MEET = 1  # other lanes at the same collective; A = lanes needed
+WAIT_BAR = 2  # named barrier A to leave generation B
+WAIT_MBAR = 3  # mbarrier at host address A to complete the phase of parity B
+WAIT_CP = 4  # cp.async groups up to A done
+WAIT_BULK = 5  # bulk groups up to A done
+WAIT_BULK_READ = 6  # bulk groups up to A have read their source
+WAIT_TIME = 7  # clock A
+WAIT_MBAR_STATE = 8  # mbarrier at A to leave the phase of token B
+WAIT_CLUSTER = 9  # cluster barrier to leave generation B
+WAIT_TIMED_OUT = 15  # a suspended try_wait that is to return false
+
+# ---------------------------------------------------------------- CTA
+C_SHARED = 0  # host address of the window
+C_SHARED_SIZE = 8
+C_CTAID = 16  # i64 x 3
+C_RANK = 40
+C_UNIT = 48
+C_WARPS = 56  # address of the first warp
+C_NWARPS = 64
+C_LIVE_WARPS = 72
+C_SMID = 80
+C_MBAR_MAP = 88  # bitmap: which 8-byte words of the window are initialised mbarriers
+C_LAUNCH = 96
+C_DONE = 104
+C_NTHREADS = 112
+C_CLUSTERID = 120  # i64 x 3
+C_LINEAR = 144
+C_BAR = 160  # 16 named barriers x 4 i64: arrived threads, expected (0: all), generation, reduction
+C_BAR_STRIDE = 32
+C_CLUSTER_BAR = 704
+C_BYTES = 1024
+
+# ---------------------------------------------------------------- launch (read-only for workers, but for errors)
+L_GRID = 0  # i64 x 3
+L_BLOCK = 24
+L_CLUSTER = 48
+L_PARAMS = 72  # host address of the parameter block
+L_RANGES = 80  # host address of the range table: (start, end, flags) x n, sorted
+L_NRANGES = 88
+L_SYMBOLS = 96  # host addresses of module variables, i64 each
+L_ERROR = 104  # code of the first error
+L_ERROR_IID = 112
+L_ERROR_LANE = 120
+L_ERROR_WARP = 128
+L_ERROR_ADDR = 136
+L_ERROR_A = 144
+L_ERROR_B = 152
+L_ERROR_CTA = 160  # i64 x 3
+L_DYNAMIC_SMEM = 184
+L_TOTAL_SMEM = 192
+L_NSMID = 200
+L_POLICY = 208
+L_SEED = 216
+L_LATENCY = 224  # host address of the latency table
+L_NEXT_CTA = 232
+L_PRINT = 240  # print buffer
+L_PRINT_SIZE = 248
+L_PRINT_USED = 256
+L_STOP = 264  # set by the host to stop (time-out, other worker's error)
+L_HOOKS = 272  # event buffer of the checked variant
+L_HOOKS_SIZE = 280
+L_HOOKS_USED = 288
+L_INSTRS = 296  # instructions run, in lanes
+L_GRIDID = 304
+L_CLOCK_KHZ = 312
+L_NUMERICS = 320  # 0: f32 accumulation in matrix instructions, 1: f64
+L_TIME0 = 328  # %globaltimer at clock 0
+L_BYTES = 512
+
+RANGE_BYTES = 24
+RANGE_WRITE = 1
+
+# ---------------------------------------------------------------- unit: CTAs that one scheduler runs
+U_LAUNCH = 0
+U_CTAS = 8
+U_NCTAS = 16
+U_OPS = 24  # pool of asynchronous operations
+U_NOPS = 32  # capacity
+U_HEAD = 40  # first pending (index into the pool's order list), kept compact
+U_COUNT = 48  # pending
+U_SEQ = 56
+U_CLOCK = 64
+U_RNG = 72
+U_PROGRESS = 80
+U_ORDER = 88  # i64 indices of pending operations, in order of issue
+U_FREE = 96  # stack of free slots
+U_NFREE = 104
+U_TMA_CLOCK = 112  # when the TMA unit is free (timed)
+U_STALLED = 120  # rounds without progress
+U_BYTES = 256
+
+# ---------------------------------------------------------------- asynchronous operation
+A_KIND = 0
+A_WARP = 8
+A_LANES = 16  # lanes that issued it
+A_GROUP = 24
+A_READY = 32  # clock at which it may take effect
+A_SEQ = 40
+A_IID = 48
+A_STAGE = 56  # 0 issued, 1 source read (stores), 2 done
+A_MBAR = 64  # host address of the mbarrier, 0 for none
+A_BYTES_TX = 72
+A_SRC = 80
+A_DST = 88
+A_SIZE = 96
+A_MAP = 104  # tensor map, host address
+A_COORD = 112  # i64 x 5
+A_OP = 152  # reduction and type
+A_CTA = 160
+A_FLAGS = 168
+A_BUFFER = 176  # staging for data that was read before it is written
+A_BUFFER_SIZE = 184
+A_MBAR_CTA = 192
+A_LANE_DST = 256  # i64 x 32, cp.async
+A_LANE_SRC = 512
+A_LANE_SIZE = 768  # (copy bytes | source bytes << 32) x 32
+A_BYTES = 1024
+
+OP_CP_ASYNC = 1
+OP_MBAR_ARRIVE = 2  # cp.async.mbarrier.arrive
+OP_TMA_LOAD = 3
+OP_TMA_STORE = 4
+OP_TMA_REDUCE = 5
+OP_BULK_G2S = 6
+OP_BULK_S2G = 7
+OP_BULK_REDUCE = 8
+OP_BULK_S2S = 9
+OP_ARRIVE = 10
+
+POLICY_EAGER, POLICY_LAZY, POLICY_RANDOM, POLICY_TIMED = 0, 1, 2, 3
+
+# what a kernel call returns to the scheduler
+RET_YIELD, RET_BLOCKED, RET_EXIT, RET_ERROR = 0, 1, 2, 3
+
+# ---------------------------------------------------------------- error codes (L_ERROR)
+ERR_NONE = 0
+ERR_OUT_OF_BOUNDS = 1
+ERR_MISALIGNED = 2
+ERR_UNSUPPORTED = 3
+ERR_TRAP = 4
+ERR_READ_ONLY = 5
+ERR_MBAR_UNINIT = 6
+ERR_MBAR_COUNT = 7
+ERR_DEADLOCK = 8
+ERR_TIMEOUT = 9
+ERR_WRONG_SPACE = 10
+ERR_BARRIER_ID = 11
+ERR_BARRIER_COUNT = 12
+ERR_TENSOR_MAP = 13
+ERR_TMA_ALIGN = 14
+ERR_ASSERT = 15
+ERR_ASYNC_FULL = 16
+ERR_COLLECTIVE_MASK = 17
+ERR_MBAR_TX = 18
+ERR_BULK_SIZE = 19
+ERR_EXITED = 20
+ERR_REMOTE = 21

@@ -1,0 +1,144 @@
+"""Errors and hangs of a launch in a person's words: what, which array and index, which lane, PTX line, source line."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+import numpy as np
+
+from tensorladder.core.errors import KernelError, TensorladderError, Unsupported
+from tensorladder.vgpu.machine import layout as L
+from tensorladder.vgpu.machine.arena import Memory
+
+_SPACES = {0: "global", 1: "shared", 2: "local", 3: "generic"}
+
+
+def source(compiled, iid: int) -> str:
+    """`opcode (PTX line N, file.py:line)` of an instruction."""
+    text, line, file, row, _ = compiled.low.lines[iid] if 0 <= iid < len(compiled.low.lines) else ("", 0, 0, 0, 0)
+    if not line:
+        return "an instruction"
+    name = compiled.files.get(file)
+    where = f", {os.path.basename(name)}:{row}" if name else ""
+    return f"{text} (PTX line {line}{where})"
+
+
+def error(compiled, words, memory: Memory, units: list) -> TensorladderError:
+    """The error that a launch stopped with."""
+    code = words[L.L_ERROR]
+    iid, lane, warp = words[L.L_ERROR_IID], words[L.L_ERROR_LANE], words[L.L_ERROR_WARP]
+    address, a, b = words[L.L_ERROR_ADDR], words[L.L_ERROR_A], words[L.L_ERROR_B]
+    cta = tuple(words[L.L_ERROR_CTA + 8 * k] for k in range(3))
+    at = source(compiled, iid)
+    who = f"kernel {compiled.low.name}, CTA {cta}, warp {warp}, lane {lane}"
+    if code == L.ERR_UNSUPPORTED:
+        what = next((t for n, t in compiled.low.unsupported if n == iid), at)
+        place = at[at.index("(") :] if "(" in at else ""
+        return Unsupported(f"not modelled: {what} {place}")
+    if code == L.ERR_DEADLOCK:
+        return KernelError(f"kernel {compiled.low.name} hangs: {hang(compiled, units, memory)}")
+    if code == L.ERR_OUT_OF_BOUNDS:
+        where = memory.describe(address, a) if b == 0 else f"{_SPACES.get(b, '')} address {address:#x}"
+        text = f"out of bounds: {a} bytes at {where}"
+    elif code == L.ERR_MISALIGNED:
+        where = memory.describe(address, a) if b in (0, 3) else f"{_SPACES.get(b, '')} address {address:#x}"
+        text = f"misaligned: {a} bytes at {where} (address {address:#x} is not a multiple of {a})"
+    elif code == L.ERR_READ_ONLY:
+        text = f"write to read-only memory: {memory.describe(address, a)}"
+    else:
+        text = _TEXT.get(code, f"error {code}").format(address=address, a=a, b=b)
+    return KernelError(f"{text}; {at}; {who}")
+
+
+_TEXT = {
+    L.ERR_TRAP: "trap executed",
+    L.ERR_MBAR_UNINIT: "mbarrier at shared address {address:#x} is used before mbarrier.init",
+    L.ERR_MBAR_COUNT: "mbarrier at shared address {address:#x}: count {a} is not allowed (pending {b})",
+    L.ERR_MBAR_TX: "mbarrier at shared address {address:#x}: transaction count {a} leaves the range of 2**20 - 1",
+    L.ERR_BARRIER_ID: "barrier {a} does not exist (0 to 15)",
+    L.ERR_BARRIER_COUNT: "barrier {a}: thread count {b} is not a positive multiple of 32, or differs from the other warps'",
+    L.ERR_TENSOR_MAP: "the tensor map at {address:#x} is not valid for this instruction (rule {a})",
+    L.ERR_TMA_ALIGN: "shared address {address:#x} of a bulk copy is not aligned to {a} bytes",
+    L.ERR_BULK_SIZE: "bulk copy of {a} bytes: the size must be a multiple of 16",
+    L.ERR_ASSERT: "device-side assertion failed",
+    L.ERR_ASYNC_FULL: "too many asynchronous operations in flight in one CTA",
+    L.ERR_COLLECTIVE_MASK: "a lane executes a collective whose member mask {a:#x} does not name it",
+    L.ERR_REMOTE: "shared address {address:#x} belongs to no CTA of this cluster",
+    L.ERR_WRONG_SPACE: "address {address:#x} is not in the state space of the instruction",
+    L.ERR_TIMEOUT: "stopped",
+}
+
+
+def hang(compiled, units: list, memory: Memory, most: int = 8) -> str:
+    """Who waits on what, a few groups of lanes."""
+    waits: dict[tuple, list] = {}
+    for unit in units:
+        for slot in range(unit.slots):
+            if unit.ctas[slot * L.C_BYTES + L.C_DONE]:
+                continue
+            cta = tuple(unit.ctas[slot * L.C_BYTES + L.C_CTAID + 8 * k] for k in range(3))
+            for n in range(unit.warps):
+                for what in _warp_waits(compiled, unit, slot, n):
+                    waits.setdefault(what, []).append((cta, n))
+    parts = []
+    for what, who in list(waits.items())[:most]:
+        cta, n = who[0]
+        warps = sorted({w for c, w in who if c == cta})
+        names = f"warp{'s' if len(warps) > 1 else ''} {', '.join(map(str, warps))} of CTA {cta}"
+        others = len({c for c, _ in who}) - 1
+        more = f" (and in {others} other CTA{'s' if others > 1 else ''})" if others else ""
+        parts.append(f"{names}{more} {what[0]}")
+    return "; ".join(parts) or "no warp can move"
+
+
+def _warp_waits(compiled, unit, slot: int, n: int):
+    raw = unit.warp_words(slot, n)
+    q = raw.view(np.int64)
+    live, ready = int(q[L.W_LIVE // 8]), int(q[L.W_READY // 8])
+    pcs = raw[L.W_PC : L.W_PC + 128].view(np.int32)
+    kinds = raw[L.W_WAIT : L.W_WAIT + 128].view(np.int32)
+    a = raw[L.W_WAIT_A : L.W_WAIT_A + 256].view(np.int64)
+    b = raw[L.W_WAIT_B : L.W_WAIT_B + 256].view(np.int64)
+    seen: dict[tuple, int] = {}
+    for lane in range(L.LANES):
+        if (live >> lane) & 1:
+            key = (int(pcs[lane]), 0 if (ready >> lane) & 1 else int(kinds[lane]), int(a[lane]), int(b[lane]))
+            seen[key] = seen.get(key, 0) | 1 << lane
+    iid = int(q[L.W_IID // 8])
+    for (pc, kind, x, y), lanes in seen.items():
+        where = source(compiled, compiled.low.block_iids[pc]) if pc < len(compiled.low.block_iids) else ""
+        blocked = source(compiled, iid)
+        who = "" if lanes == live else f" (lanes {lanes:#x})"
+        yield (_describe_wait(kind, x, y, unit, slot, where, blocked) + who,)
+
+
+def _describe_wait(kind: int, a: int, b: int, unit, slot: int, where: str, blocked: str) -> str:
+    if kind == L.WAIT_BAR:
+        bar = slot * L.C_BYTES + L.C_BAR + a * L.C_BAR_STRIDE
+        arrived, expected = unit.ctas[bar], unit.ctas[bar + 8]
+        want = expected or unit.ctas[slot * L.C_BYTES + L.C_LIVE_WARPS] * L.LANES
+        return f"wait at barrier {a} ({arrived} of {want} threads are there), {blocked}"
+    if kind in (L.WAIT_MBAR, L.WAIT_MBAR_STATE):
+        word = ctypes.c_uint64.from_address(a).value
+        base = unit.ctas[slot * L.C_BYTES + L.C_SHARED]
+        phase, pending, _, tx = mbarrier_fields(word)
+        return (
+            f"wait on the mbarrier at shared+{a - base:#x} for phase parity {b} (it is in phase {phase}; still owed: "
+            f"{pending} arrivals, {tx} bytes), {where}"
+        )
+    if kind == L.WAIT_MEET:
+        return f"wait for lanes {a:#x} to come to {where}"
+    if kind in (L.WAIT_CP, L.WAIT_BULK, L.WAIT_BULK_READ):
+        return f"wait for asynchronous copies, {blocked}"
+    if kind == 0:
+        return f"spin at {where}, where nothing changes"
+    return f"wait, {where}"
+
+
+def mbarrier_fields(word: int) -> tuple[int, int, int, int]:
+    """(phase, pending, expected, tx) of an mbarrier word."""
+    tx = (word >> 41) & 0x1FFFFF
+    if tx & 0x100000:
+        tx -= 0x200000
+    return word & 1, (word >> 1) & 0xFFFFF, (word >> 21) & 0xFFFFF, tx

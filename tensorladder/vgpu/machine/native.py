@@ -1,0 +1,181 @@
+"""The native runtime, written in Python: numba compiles `@export`ed functions to one object file, kept on disk.
+
+All parameters and results are 64-bit integers (addresses included). The object is loaded through llvmlite alone; once it
+is in the cache, numba is not even imported. The cache key holds a hash of the engine's source, since numba's own
+cache does not see edits in functions that a cached function calls.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib
+import importlib.metadata
+import platform
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+from tensorladder.core.cache import cached_bytes
+from tensorladder.core.errors import MissingExtra
+
+#: modules whose exports make up the runtime, in order
+MODULES = ("memory", "atomics", "lanes", "barriers", "mbarrier", "tensorcore", "copies", "tma", "hooks", "scheduler")
+
+_EXPORTS: dict[str, tuple[Callable, int]] = {}
+
+
+def export(fn: Callable) -> Callable:
+    """Make an int64(int64, ...) function callable from generated code by its name."""
+    from numba import njit, types
+
+    count = fn.__code__.co_argcount
+    jitted = njit(
+        types.int64(*([types.int64] * count)),
+        no_cpython_wrapper=True,
+        no_cfunc_wrapper=True,
+        error_model="numpy",
+        boundscheck=False,
+    )(fn)
+    _EXPORTS[fn.__name__] = (jitted, count)
+    return jitted
+
+
+def helper(fn: Callable) -> Callable:
+    """A function that exports call."""
+    from numba import njit
+
+    return njit(error_model="numpy", boundscheck=False)(fn)
+
+
+@cache
+def source_hash() -> str:
+    """Hash of everything that the runtime and generated code depend on."""
+    h = hashlib.sha256()
+    root = Path(__file__).parent.parent
+    for path in sorted([*root.glob("machine/*.py"), *root.glob("codegen/*.py"), *root.glob("ptx/*.py")]):
+        h.update(path.read_bytes())
+    for name in ("llvmlite", "numba"):
+        h.update(importlib.metadata.version(name).encode())
+    h.update(f"{platform.machine()} {_cpu()}".encode())
+    return h.hexdigest()
+
+
+def _cpu() -> str:
+    import llvmlite.binding as llvm
+
+    return f"{llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()}"
+
+
+@cache
+def target_machine(opt: int = 2):
+    """LLVM target machine of this host."""
+    try:
+        import llvmlite.binding as llvm
+    except ImportError:
+        raise MissingExtra("llvmlite", "climb") from None
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    return llvm.Target.from_default_triple().create_target_machine(
+        cpu=llvm.get_host_cpu_name(),
+        features=llvm.get_host_cpu_features().flatten(),
+        opt=opt,
+        reloc="pic",
+        codemodel="jitdefault",
+        jit=True,
+    )
+
+
+def _build() -> bytes:
+    import llvmlite.binding as llvm
+
+    for name in MODULES:
+        importlib.import_module(f"tensorladder.vgpu.machine.{name}")
+    target_machine()
+    merged = None
+    wrappers = []
+    for name, (fn, count) in sorted(_EXPORTS.items()):
+        (result,) = fn.overloads.values()
+        module = llvm.parse_bitcode(result.library._get_module_for_linking().as_bitcode())
+        inner = result.fndesc.llvm_func_name
+        wrappers.append(_wrapper(name, inner, count))
+        for f in module.functions:
+            if not f.is_declaration:  # kept when linked; callees may stand in several modules
+                f.linkage = "weak_odr"
+        if merged is None:
+            merged = module
+        else:
+            merged.link_in(module)
+    merged.link_in(llvm.parse_assembly("\n".join(wrappers)))
+    for f in merged.functions:
+        if not f.is_declaration and f.name not in _EXPORTS:
+            f.linkage = "internal"
+    for g in merged.global_variables:
+        if not g.is_declaration and "NumbaEnv" in g.name:
+            g.linkage = "internal"
+    _optimise(merged)
+    return target_machine().emit_object(merged)
+
+
+def _optimise(module) -> None:
+    import llvmlite.binding as llvm
+
+    options = llvm.create_pipeline_tuning_options(speed_level=2)
+    builder = llvm.create_pass_builder(target_machine(), options)
+    manager = builder.getModulePassManager()
+    manager.run(module, builder)
+
+
+def _wrapper(name: str, inner: str, count: int) -> str:
+    args = ", ".join(f"i64 %a{i}" for i in range(count))
+    types = ", ".join(["ptr", "ptr", *["i64"] * count])
+    passed = ", ".join(["ptr %r", "ptr %e", *[f"i64 %a{i}" for i in range(count)]])
+    return f"""declare i32 @"{inner}"({types})
+define i64 @{name}({args}) {{
+  %r = alloca i64
+  %e = alloca ptr
+  %s = call i32 @"{inner}"({passed})
+  %v = load i64, ptr %r
+  ret i64 %v
+}}"""
+
+
+class Runtime:
+    """The loaded runtime: symbols for generated code, and entry points for Python (which release the GIL)."""
+
+    def __init__(self) -> None:
+        import llvmlite.binding as llvm
+
+        obj = cached_bytes(f"runtime-{source_hash()[:24]}.o", _build, label="building the virtual GPU's runtime (once)")
+        self.engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), target_machine())
+        self.engine.add_object_file(llvm.ObjectFileRef.from_data(obj))
+        self.engine.finalize_object()
+        self._functions: dict[str, Callable] = {}
+        self.symbols = {}
+        for section in _defined_symbols(obj):
+            self.symbols[section] = self.engine.get_function_address(section)
+            llvm.add_symbol(section, self.symbols[section])
+
+    def call(self, name: str, *args: int) -> int:
+        """Call a runtime function."""
+        fn = self._functions.get(name)
+        if fn is None:
+            fn = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * len(args))(self.symbols[name])
+            self._functions[name] = fn
+        return fn(*args)
+
+
+def _defined_symbols(obj: bytes) -> list[str]:
+    """Names in the object's string table that are ours: every export starts with `tl_`."""
+    names = set()
+    for part in obj.split(b"\0"):
+        if part.startswith(b"tl_") and part.decode("ascii", "replace").isidentifier():
+            names.add(part.decode())
+    return sorted(names)
+
+
+@cache
+def runtime() -> Runtime:
+    """The runtime of this process, built on first use."""
+    return Runtime()

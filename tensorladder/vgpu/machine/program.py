@@ -1,0 +1,83 @@
+"""A compiled module: native code of its kernels, kept on disk, and its module variables."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from dataclasses import dataclass
+from functools import lru_cache
+
+from tensorladder.core import cache
+from tensorladder.core.errors import UsageError
+from tensorladder.vgpu.machine.native import runtime, source_hash, target_machine
+from tensorladder.vgpu.ptx.nodes import PtxModule, Variable
+
+
+@dataclass
+class Compiled:
+    """One kernel ready to run: `address` of the code, `low` what the code generator said of it."""
+
+    low: object
+    address: int
+    engine: object
+    variables: dict[str, Variable]
+    files: dict[int, str]
+    target: str
+
+
+def _optimised_object(ir: str) -> bytes:
+    import llvmlite.binding as llvm
+
+    module = llvm.parse_assembly(ir)
+    options = llvm.create_pipeline_tuning_options(speed_level=1)
+    options.loop_vectorization = options.slp_vectorization = False
+    builder = llvm.create_pass_builder(target_machine(), options)
+    manager = llvm.create_new_function_pass_manager()
+    manager.add_simplify_cfg_pass()
+    manager.add_instruction_combine_pass()
+    for function in module.functions:
+        if not function.is_declaration:
+            manager.run(function, builder)
+    return target_machine(1).emit_object(module)
+
+
+def _build(text: str, kernel: str, checked: bool) -> tuple:
+    from tensorladder.vgpu.codegen.kernel import lower
+    from tensorladder.vgpu.ptx import parse
+
+    module: PtxModule = parse(text)
+    if kernel not in module.kernels:
+        names = ", ".join(sorted(module.kernels)) or "none"
+        raise UsageError(f"kernel {kernel!r} is not in the PTX module (it has: {names})")
+    low = lower(module, kernel, checked)
+    obj = _optimised_object(low.ir)
+    low.ir = ""
+    return low, obj, module.variables, module.files, module.target
+
+
+@lru_cache(maxsize=256)
+def compile_kernel(text: str, kernel: str, checked: bool = False) -> Compiled:
+    """Native code for a kernel of a PTX module, from the disk cache where it is there.
+
+    Raises UsageError for text that is not PTX and for an unknown kernel name.
+    """
+    import llvmlite.binding as llvm
+
+    runtime()
+    key = hashlib.sha256(f"{source_hash()}\0{kernel}\0{checked}\0{text}".encode()).hexdigest()[:32]
+    name = f"kernels/{key}.bin"
+    data = cache.read(name)
+    parts = None
+    if data is not None:
+        try:
+            parts = pickle.loads(data)
+        except Exception:  # a damaged cache file is built anew
+            parts = None
+    if parts is None:
+        parts = _build(text, kernel, checked)
+        cache.write(name, pickle.dumps(parts))
+    low, obj, variables, files, target = parts
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), target_machine(1))
+    engine.add_object_file(llvm.ObjectFileRef.from_data(obj))
+    engine.finalize_object()
+    return Compiled(low, engine.get_function_address("kernel"), engine, variables, files, target)
