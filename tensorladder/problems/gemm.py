@@ -47,7 +47,7 @@ def gemm_problem(
             return c
         return c * (abs(inputs["R"]) if magnitude else inputs["R"])
 
-    def compute(inputs: Arrays, shape: Shape) -> Arrays:
+    def compute(inputs: Arrays, shape: Shape, dtype: Dtype) -> Arrays:
         return {"C": product(inputs["A"], inputs["B"], inputs, False)}
 
     def bound(inputs: Arrays, reference: Arrays, shape: Shape, dtype: Dtype) -> Arrays:

@@ -15,26 +15,24 @@ def _swizzle_operands(shape: Shape, dtype: str) -> tuple[Operand, ...]:
     return Operand("X", shape, dtype), Operand("Y", shape, dtype, output=True)
 
 
-def _swizzle_compute(inputs: Arrays, shape: Shape) -> Arrays:
+def _swizzle_compute(inputs: Arrays, shape: Shape, dtype: Dtype) -> Arrays:
     """Y is the shared-memory image of the row-major tile X under the 128-byte swizzle.
 
-    PTX ISA, "Swizzling modes" (tensor data movement): the 16-byte chunk number (address bits 4 to 6) is XORed with
-    the number of its 128-byte row (bits 7 to 9). Rows of X are 128 bytes, so chunk c of row r lies at c ^ (r % 8).
+    PTX ISA, "Swizzling modes" (tensor data movement): the number of a 16-byte chunk (address bits 4 to 6) is XORed with
+    that of its 128-byte line (bits 7 to 9): chunk c of line i lies at c ^ (i % 8). Rows of X are whole lines.
     """
-    x = inputs["X"]
-    rows, cols = x.shape
-    chunks = x.reshape(rows, 8, cols // 8)
+    chunks = inputs["X"].reshape(-1, 8, 128 // dtype.bits)
     image = np.empty_like(chunks)
-    for row in range(rows):
-        image[row, np.arange(8) ^ (row % 8)] = chunks[row]
-    return {"Y": image.reshape(rows, cols)}
+    for line in range(len(chunks)):
+        image[line, np.arange(8) ^ (line % 8)] = chunks[line]
+    return {"Y": image.reshape(shape)}
 
 
 def _tv_operands(shape: Shape, dtype: str) -> tuple[Operand, ...]:
     return (Operand("MN", (32 * shape[0] * shape[1], 8, 2), "int32", output=True),)
 
 
-def _tv_compute(inputs: Arrays, shape: Shape) -> Arrays:
+def _tv_compute(inputs: Arrays, shape: Shape, dtype: Dtype) -> Arrays:
     """MN[thread, value] = (m, n) of the accumulators of m16n8k16, two instructions along N a warp.
 
     PTX ISA, "Matrix fragments for mma.m16n8k16": c0..c3 of a lane lie at row lane / 4 (+ 8 for c2, c3) and column

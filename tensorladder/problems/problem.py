@@ -102,7 +102,7 @@ class Problem:
 
     axes: names of the numbers in a shape. default_shape: small enough for a laptop's virtual GPU. dtypes: the first
     is the default. operands(shape, dtype): the arrays in the order a rung's host code takes them. compute(inputs,
-    shape): the exact outputs from float64 inputs. bound(inputs, reference, shape, dtype): the largest right absolute
+    shape, dtype): the exact outputs from float64 inputs. bound(inputs, reference, shape, dtype): the largest right absolute
     error of each element. tolerance(shape, dtype): the largest right relative norm. flops(shape): the useful
     floating-point operations.
     """
@@ -113,7 +113,7 @@ class Problem:
     default_shape: Shape
     dtypes: tuple[str, ...]
     operands: Callable[[Shape, str], tuple[Operand, ...]]
-    compute: Callable[[Arrays, Shape], Arrays]
+    compute: Callable[[Arrays, Shape, Dtype], Arrays]
     bound: Callable[[Arrays, Arrays, Shape, Dtype], Arrays]
     tolerance: Callable[[Shape, Dtype], float]
     flops: Callable[[Shape], int]
@@ -186,7 +186,7 @@ class Case:
     def reference(self) -> Arrays:
         """The exact outputs in float64, from inputs drawn anew (a kernel may have spoilt those in `arrays`)."""
         if self._exact is None:
-            self._exact = self.problem.compute(self._inputs64(), self.shape)
+            self._exact = self.problem.compute(self._inputs64(), self.shape, DTYPES[self.dtype])
         return self._exact
 
     def bounds(self) -> Arrays:

@@ -9,7 +9,7 @@ def _operands(shape: Shape, dtype: str) -> tuple[Operand, ...]:
     return Operand("A", shape, dtype), Operand("B", shape, dtype), Operand("C", shape, dtype, output=True)
 
 
-def _compute(inputs: Arrays, shape: Shape) -> Arrays:
+def _compute(inputs: Arrays, shape: Shape, dtype: Dtype) -> Arrays:
     return {"C": inputs["A"] + inputs["B"]}
 
 

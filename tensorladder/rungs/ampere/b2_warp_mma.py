@@ -31,7 +31,9 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
+from cutlass.memory import SmemAllocator
 
+from tensorladder.core import arch as archs
 from tensorladder.core.program import Program
 from tensorladder.frontends.cutedsl import compile_program
 from tensorladder.rungs.parts.tensors import row_major
@@ -118,7 +120,7 @@ class WarpMmaGemm:
         bidx, _, _ = cute.arch.block_idx()
         coord = (*self.raster_tile(bidx, tiles), None)
 
-        smem = cutlass.utils.SmemAllocator()
+        smem = SmemAllocator()
         sA = smem.allocate_tensor(mA.element_type, sA_layout.outer, 1024, sA_layout.inner)
         sB = smem.allocate_tensor(mB.element_type, sB_layout.outer, 1024, sB_layout.inner)
 
@@ -250,19 +252,23 @@ def compile(arch: str, shape: tuple[int, ...], dtype: str, config: WarpMmaGemmCo
     """The rung for one architecture, shape (M, N, K) and element type. Any M and N; K a multiple of 8 (16 bytes)."""
     (m, n, k), dtype = RUNG.check(arch, shape, dtype)
     config = config or WarpMmaGemmConfig()
-    check_config(config)
+    check_config(config, arch)
     RUNG.require(k % 8 == 0, f"K={k}: rows are copied 16 bytes at a time, pad K to a multiple of 8")
     whole = all(extent % size == 0 for extent, size in zip((m, n, k), config.tile))
     arrays = [row_major(dtype, extents) for extents in ((m, k), (n, k), (m, n))]
     return compile_program(WarpMmaGemm(config, whole), *arrays, arch=arch, name=RUNG.name)
 
 
-def check_config(config: WarpMmaGemmConfig) -> None:
-    """UsageError unless the warps and their copies cover the tile evenly."""
+def check_config(config: WarpMmaGemmConfig, arch: str) -> None:
+    """UsageError unless the warps and their copies cover the tile evenly and the stages fit into shared memory."""
     bM, bN, bK = config.tile
     threads = 32 * config.warps_m * config.warps_n
-    rows = threads // (bK * 2 // 16) if bK else 0  # rows of a tile that one round of copies fills
+    RUNG.require(0 < threads <= 1024, f"warps_m * warps_n: {threads} threads, a CTA has 32 to 1024")
     RUNG.require(bK in (32, 64), f"tile={config.tile}: K must be 32 or 64, a swizzled row of 64 or 128 bytes")
+    rows = threads // (bK * 2 // 16)  # rows of a tile that one round of copies fills
     RUNG.require(bM % (16 * config.warps_m) == 0 and bM % rows == 0, f"tile={config.tile}: M does not fit the warps")
     RUNG.require(bN % (16 * config.warps_n) == 0 and bN % rows == 0, f"tile={config.tile}: N does not fit the warps")
+    RUNG.require(config.raster > 0, f"raster={config.raster}: at least 1 row of tiles")
     RUNG.require(config.stages >= 2, f"stages={config.stages}: at least 2, one to fill and one to multiply")
+    smem, limit = config.stages * (bM + bN) * bK * 2, archs.find(arch).smem_per_cta
+    RUNG.require(smem <= limit, f"stages={config.stages}: {smem} bytes of shared memory, {arch} has {limit}")

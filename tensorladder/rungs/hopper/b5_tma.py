@@ -33,6 +33,7 @@ from dataclasses import dataclass
 import cutlass
 import cutlass.cute as cute
 from cutlass.cute.nvgpu import cpasync
+from cutlass.memory import SmemAllocator
 
 from tensorladder.core import arch as archs
 from tensorladder.core.program import Program
@@ -125,7 +126,7 @@ class TmaGemm:
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         coord = (*self.raster_tile(bidx, tiles), None)
 
-        smem = cutlass.utils.SmemAllocator()
+        smem = SmemAllocator()
         storage = smem.allocate(self.shared_storage)
         full = storage.full.data_ptr()
         sA = storage.sA.get_tensor(sA_layout.outer, swizzle=sA_layout.inner)
@@ -273,6 +274,9 @@ def compile(arch: str, shape: tuple[int, ...], dtype: str, config: TmaGemmConfig
 def check_config(config: TmaGemmConfig, arch: str) -> None:
     """UsageError unless the warps cover the tile evenly and the stages fit into shared memory."""
     bM, bN, bK = config.tile
+    warps = config.warps_m * config.warps_n
+    RUNG.require(0 < warps <= 32, f"warps_m * warps_n: {warps} warps, a CTA has room for 32")
+    RUNG.require(config.raster > 0, f"raster={config.raster}: at least 1 row of tiles")
     RUNG.require(bM % (16 * config.warps_m) == 0, f"tile={config.tile}: M must be a multiple of {16 * config.warps_m}")
     RUNG.require(bN % (16 * config.warps_n) == 0, f"tile={config.tile}: N must be a multiple of {16 * config.warps_n}")
     RUNG.require(bK % 64 == 0 and bN % 64 == 0, f"tile={config.tile}: N and K must be multiples of 64 (128 bytes)")

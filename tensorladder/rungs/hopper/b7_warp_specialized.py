@@ -35,6 +35,7 @@ from dataclasses import dataclass
 import cutlass
 import cutlass.cute as cute
 from cutlass.cute.nvgpu import cpasync
+from cutlass.memory import SmemAllocator
 from cutlass.pipeline import Agent, CooperativeGroup, NamedBarrier, PipelineTmaAsync
 
 from tensorladder.core import arch as archs
@@ -143,7 +144,7 @@ class WarpSpecializedGemm:
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         coord = (*self.raster_tile(bidx, tiles), None)
 
-        smem = cutlass.utils.SmemAllocator()
+        smem = SmemAllocator()
         storage = smem.allocate(self.shared_storage)
         sA = storage.sA.get_tensor(sA_layout.outer, swizzle=sA_layout.inner)
         sB = storage.sB.get_tensor(sB_layout.outer, swizzle=sB_layout.inner)
@@ -267,6 +268,9 @@ def compile(arch: str, shape: tuple[int, ...], dtype: str, config: WarpSpecializ
 def check_config(config: WarpSpecializedGemmConfig, arch: str) -> None:
     """UsageError unless the warps cover the tile evenly and the stages fit into shared memory."""
     bM, bN, bK = config.tile
+    warps = config.warps_m * config.warps_n
+    RUNG.require(0 < warps <= 28, f"warps_m * warps_n: {warps} warps, a CTA has room for 28")
+    RUNG.require(config.raster > 0, f"raster={config.raster}: at least 1 row of tiles")
     RUNG.require(bM % (16 * config.warps_m) == 0, f"tile={config.tile}: M must be a multiple of {16 * config.warps_m}")
     RUNG.require(bN % (16 * config.warps_n) == 0, f"tile={config.tile}: N must be a multiple of {16 * config.warps_n}")
     RUNG.require(bK % 64 == 0 and bN % 64 == 0, f"tile={config.tile}: N and K must be multiples of 64 (128 bytes)")
@@ -274,9 +278,7 @@ def check_config(config: WarpSpecializedGemmConfig, arch: str) -> None:
     RUNG.require(config.stages >= 2, f"stages={config.stages}: at least 2, one to fill and one to multiply")
     stages = config.stages * (bM + bN) * bK
     RUNG.require(stages >= bM * bN, f"stages={config.stages}: C ({bM} x {bN}) must fit into the stages")
-    RUNG.require(
-        config.warps_m * config.warps_n % WARPGROUP == 0, "warps_m * warps_n: consumers are whole warpgroups of 4"
-    )
+    RUNG.require(warps % WARPGROUP == 0, f"warps_m * warps_n: {warps} warps, consumers are whole warpgroups of 4")
     check_registers(config)
     smem, limit = 2 * stages + 1024, archs.find(arch).smem_per_cta
     RUNG.require(smem <= limit, f"stages={config.stages}: {smem} bytes of shared memory, {arch} has {limit}")
@@ -285,7 +287,11 @@ def check_config(config: WarpSpecializedGemmConfig, arch: str) -> None:
 def check_registers(config: WarpSpecializedGemmConfig) -> None:
     """UsageError unless what consumers gain by setmaxnreg is at most what the producers give back: else it hangs."""
     consumers, producers = 32 * config.warps_m * config.warps_n, 32 * WARPGROUP
-    at_launch = 65536 // config.ctas_per_sm // (consumers + producers) // 8 * 8
+    RUNG.require(1 <= config.ctas_per_sm <= 8, f"ctas_per_sm={config.ctas_per_sm}: 1 to 8")
+    for name in ("producer_registers", "consumer_registers"):
+        count = getattr(config, name)
+        RUNG.require(count in range(24, 257, 8), f"{name}={count}: setmaxnreg takes multiples of 8 from 24 to 256")
+    at_launch = min(65536 // config.ctas_per_sm // (consumers + producers) // 8 * 8, 255)
     used = consumers * config.consumer_registers + producers * config.producer_registers
-    fits = used <= min(at_launch, 255) * (consumers + producers)
+    fits = used <= at_launch * (consumers + producers)
     RUNG.require(fits, f"consumer_registers={config.consumer_registers}: a CTA starts with {at_launch} a thread")

@@ -3,9 +3,9 @@
 Adds:
     A look at the mechanism alone. A tile is written to shared memory through a swizzled pointer, as every GEMM here
     does it, and read back through a plain one, 16 bytes after 16 bytes: the output is the image that the hardware
-    holds. Row r keeps its 128 bytes, its 16-byte chunk c lies at c ^ (r % 8): a column of chunks, which 8 threads
-    read at once in ldmatrix or in a 16-byte load, is spread over all 32 banks, where unswizzled it would lie in 4.
-    The same function for a person: `tensorladder.core.swizzle.Swizzle(3, 4, 3)` maps byte addresses, `bank_conflicts`
+    holds. Line i of 128 bytes keeps its bytes, but its 16-byte chunk c lies at c ^ (i % 8): a column of chunks, which
+    8 threads read at once in ldmatrix or in a 16-byte load, is spread over all 32 banks, where it would lie in 4. The
+    same function for a person: `tensorladder.core.swizzle.Swizzle(3, 4, 3)` maps byte addresses, `bank_conflicts`
     counts what it saves.
 
 Warp roles:
@@ -14,7 +14,7 @@ Warp roles:
     | all 8 | write 32 rows of the tile through the swizzle; read 32 rows of its image |
 
 Budget:
-    SMEM: 32 rows x 128 B = 4 KB. Registers: one chunk of 4, about 20 a thread.
+    SMEM: 32 rows x 128 B = 4 KB (fp16, 64 columns). Registers: a chunk of 4 a line, 14 a thread.
 
 Run:
     tensorladder run z0-swizzle --shape 64,64
@@ -24,8 +24,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import cutlass
 import cutlass.cute as cute
+from cutlass.memory import SmemAllocator
 
 from tensorladder.core.program import Program
 from tensorladder.frontends.cutedsl import compile_program
@@ -51,7 +51,7 @@ RUNG = Rung(
     config=SwizzleConfig,
 )
 
-ROW_BYTES = 128
+LINE_BYTES = 128
 VECTOR_BYTES = 16
 
 
@@ -78,7 +78,7 @@ class SwizzleImage:
         cX = cute.local_tile(cute.make_identity_tensor(mX.shape), tiler, (bidx, 0))
 
         # The same bytes through two pointers: one swizzles addresses, the other does not.
-        smem = cutlass.utils.SmemAllocator()
+        smem = SmemAllocator()
         layout = cute.make_layout(tiler, stride=(tiler[1], 1))
         plain = smem.allocate_tensor(mX.element_type, layout, 1024)
         swizzled = cute.make_tensor(cute.recast_ptr(plain.iterator, cute.make_swizzle(3, 4, 3)), layout)
@@ -93,11 +93,11 @@ class SwizzleImage:
 
 
 def compile(arch: str, shape: tuple[int, ...], dtype: str, config: SwizzleConfig | None = None) -> Program:
-    """The rung for one architecture, shape (rows, cols) and element type. A row is 128 bytes; any number of rows."""
+    """The rung for one architecture, shape (rows, cols) and element type. Rows are whole lines; any number of them."""
     (rows, cols), dtype = RUNG.check(arch, shape, dtype)
     config = config or SwizzleConfig()
-    wanted = ROW_BYTES * 8 // dtype_named(dtype).bits
-    RUNG.require(cols == wanted, f"cols={cols}: a row is 128 bytes, {wanted} elements of {dtype}")
+    line = LINE_BYTES * 8 // dtype_named(dtype).bits
+    RUNG.require(cols % line == 0 and cols <= 8 * line, f"cols={cols}: rows are 1 to 8 lines of {line} {dtype}")
     RUNG.require(config.rows in range(8, 129, 8), f"rows={config.rows}: a multiple of 8 up to 128 (8 threads a row)")
     arrays = [row_major(dtype, (rows, cols)) for _ in range(2)]
     return compile_program(SwizzleImage(config), *arrays, arch=arch, name=RUNG.name)

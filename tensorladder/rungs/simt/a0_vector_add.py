@@ -97,6 +97,8 @@ def compile(arch: str, shape: tuple[int, ...], dtype: str, config: VectorAddConf
     """The rung for one architecture, shape (N,) and element type. Any N; arrays are 16-byte aligned."""
     shape, dtype = RUNG.check(arch, shape, dtype)
     config = config or VectorAddConfig()
+    RUNG.require(0 < config.threads <= 1024, f"threads={config.threads}: a CTA has 1 to 1024")
+    RUNG.require(config.sm_count > 0 and config.ctas_per_sm > 0, "sm_count and ctas_per_sm must be positive")
     RUNG.require(config.vector_bytes in (4, 8, 16), f"vector_bytes={config.vector_bytes}: use 4, 8 or 16")
     arrays = [row_major(dtype, shape) for _ in range(3)]
     return compile_program(VectorAdd(config), *arrays, arch=arch, name=RUNG.name)

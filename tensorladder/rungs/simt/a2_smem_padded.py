@@ -28,6 +28,7 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
+from cutlass.memory import SmemAllocator
 
 from tensorladder.core.program import Program
 from tensorladder.frontends.cutedsl import compile_program
@@ -100,7 +101,7 @@ class PaddedGemm:
         tile_n, tile_m, _ = cute.arch.block_idx()
         coord = (tile_m, tile_n, None)
 
-        smem = cutlass.utils.SmemAllocator()
+        smem = SmemAllocator()
         sA = smem.allocate_tensor(mA.element_type, sA_layout, 16)
         sB = smem.allocate_tensor(mB.element_type, sB_layout, 16)
 

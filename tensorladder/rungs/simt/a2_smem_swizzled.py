@@ -28,6 +28,7 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
+from cutlass.memory import SmemAllocator
 
 from tensorladder.core.program import Program
 from tensorladder.frontends.cutedsl import compile_program
@@ -107,7 +108,7 @@ class SwizzledGemm:
 
         # Byte addresses: the number of the 16-byte chunk (bits 4 to 6) XOR that of the 128-byte row (bits 7 to 9).
         swizzle = cute.make_swizzle(3, 4, 3)
-        smem = cutlass.utils.SmemAllocator()
+        smem = SmemAllocator()
         sA = smem.allocate_tensor(mA.element_type, sA_layout, 1024, swizzle)
         sB = smem.allocate_tensor(mB.element_type, sB_layout, 1024, swizzle)
 

@@ -1,0 +1,153 @@
+"""Every rung compiles for every architecture it names, and its launches are legal there; wrong requests are refused.
+
+In the usual run a rung's first architecture with its first element type and its last with its last; all of them under
+`make matrix`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+
+import pytest
+
+from tensorladder.core import arch as archs
+from tensorladder.core import cubin
+from tensorladder.core.errors import UsageError
+from tensorladder.rungs.rung import catalog, find, load
+
+pytest.importorskip("cutlass")
+pytest.importorskip("ml_dtypes")
+
+OURS = [info for info in catalog() if info.series in ("a", "b", "z")]
+SOME = sorted({(i.name, a, d) for i in OURS for a, d in ((i.archs[0], i.dtypes[0]), (i.archs[-1], i.dtypes[-1]))})
+REST = sorted({(i.name, a, d) for i in OURS for a in i.archs for d in i.dtypes} - set(SOME))
+MATRIX = [*SOME, *(pytest.param(*one, marks=pytest.mark.matrix) for one in REST)]
+
+# What makes a rung the rung it is: opcodes that its PTX must have.
+FEATURES = {
+    "a0-vector-add": ["ld.global.v", "st.global.v"],
+    "a1-naive-cuda-like": ["fma.rn.f32"],
+    "a2-smem-padded": ["bar.sync", "ld.shared", "st.shared"],
+    "a2-smem-swizzled": ["ld.shared.v4", "st.shared.v4", "xor.b32"],
+    "a2-smem-pipeline": ["mbarrier.init", "mbarrier.try_wait", "mbarrier.arrive"],
+    "b2-warp-mma": ["mma.sync.aligned.m16n8k16", "ldmatrix.sync.aligned.m8n8.x4", "cp.async.cg", "cp.async.wait_group"],
+    "b5-tma": ["cp.async.bulk.tensor.2d.shared::cta.global", "cp.async.bulk.tensor.2d.global.shared::cta",
+               "fence.proxy.async.shared::cta", "fence.mbarrier_init", "cp.async.bulk.wait_group.read"],
+    "b6-colwise-scaling": ["mma.sync.aligned.m16n8k16", "mul.f32"],
+    "b7-warp-specialized": ["setmaxnreg.inc", "setmaxnreg.dec", "mbarrier.arrive.expect_tx", "bar.warp.sync"],
+    "b8-register-double-buffering": ["bar.arrive", "setmaxnreg.inc", "ldmatrix.sync.aligned.m8n8.x4"],
+}  # fmt: skip
+
+
+def compiled(name, arch=None, shape=None, dtype=None, **knobs):
+    info = find(name)
+    module = load(info)
+    config = dataclasses.replace(module.RUNG.config(), **knobs)
+    return module.compile(arch or info.archs[0], shape or info.default_shape, dtype or info.dtypes[0], config)
+
+
+def launch_of(name, shape, dtype, program):
+    case = find(name).problem.make(shape, dtype)
+    (launch,) = program.launches(*case.arrays.values())
+    return launch
+
+
+@pytest.mark.parametrize(("name", "arch", "dtype"), MATRIX)
+def test_compiles_and_launches(name, arch, dtype):
+    info = find(name)
+    program = compiled(name, arch, dtype=dtype)
+    (module,) = program.modules
+    assert re.search(rf"\.target {arch}\b", module.ptx) and module.cubin
+    for feature in FEATURES.get(name, ()):
+        assert feature in module.ptx, feature
+    launch = launch_of(name, info.default_shape, dtype, program)
+    archs.check_launch(archs.find(arch), launch.grid, launch.block, launch.cluster, launch.smem)
+    assert residents(launch, arch) >= 1
+
+
+def residents(launch, arch):
+    """CTAs that an SM holds, by the threads, registers and shared memory of the launch."""
+    used = cubin.registers(launch.module.cubin, launch.kernel)
+    assert used
+    return archs.occupancy(archs.find(arch), math.prod(launch.block), used, launch.smem).ctas
+
+
+@pytest.mark.parametrize("name", ["b5-tma", "b7-warp-specialized", "b8-register-double-buffering"])
+def test_two_ctas_fit_on_an_h200_sm(name):
+    program = compiled(name, "sm_90a")
+    launch = launch_of(name, find(name).default_shape, "fp16", program)
+    assert residents(launch, "sm_90a") == 2
+
+
+def test_dynamic_shapes_share_a_compilation():
+    program = compiled("a1-naive-batched", shape=(1, 8, 8, 8))
+    assert launch_of("a1-naive-batched", (3, 70, 33, 5), "fp32", program).grid == (2, 3, 3)
+    program = compiled("a1-naive-tvm-ffi", shape=(1, 64, 32))
+    assert launch_of("a1-naive-tvm-ffi", (100, 64, 32), "fp32", program).grid == (2, 4, 1)
+
+
+def test_tvm_ffi_checks_its_arrays():
+    program = compiled("a1-naive-tvm-ffi", shape=(8, 64, 32))
+    case = find("a1-naive-tvm-ffi").problem.make((8, 64, 32), "fp32")
+    a, b, c = case.arrays.values()
+    with pytest.raises(UsageError):
+        program.launches(a, b, c[:4])
+
+
+def test_persistent_grids_follow_the_sm_count():
+    for name in ("a1-naive-persistent", "a1-naive-static-scheduler"):
+        program = compiled(name, shape=(256, 256, 32), sm_count=5, ctas_per_sm=2)
+        grid = launch_of(name, (256, 256, 32), "fp32", program).grid
+        assert grid[0] * grid[1] * grid[2] == 10
+
+
+REFUSALS = [
+    ("b2-warp-mma", {"shape": (64, 64, 12)}, "K=12"),
+    ("b2-warp-mma", {"arch": "sm_70"}, "sm_70"),
+    ("b2-warp-mma", {"dtype": "fp32"}, "fp32"),
+    ("b2-warp-mma", {"shape": (64, 64)}, "shape"),
+    ("b2-warp-mma", {"tile": (128, 128, 48)}, "tile"),
+    ("b2-warp-mma", {"tile": (120, 128, 32)}, "tile"),
+    ("b2-warp-mma", {"stages": 1}, "stages"),
+    ("b2-warp-mma", {"arch": "sm_86", "stages": 7}, "stages"),
+    ("b2-warp-mma", {"warps_m": 0}, "warps_m"),
+    ("b2-warp-mma", {"raster": 0}, "raster"),
+    ("b5-tma", {"shape": (64, 60, 64)}, "N=60"),
+    ("b5-tma", {"shape": (64, 64, 60)}, "K=60"),
+    ("b5-tma", {"arch": "sm_80"}, "sm_80"),
+    ("b5-tma", {"arch": "sm_120a", "stages": 4}, "stages"),
+    ("b5-tma", {"tile": (128, 96, 64)}, "tile"),
+    ("b5-tma", {"tile": (128, 128, 32)}, "tile"),
+    ("b6-colwise-scaling", {"shape": (64, 64, 4)}, "K=4"),
+    ("b7-warp-specialized", {"shape": (64, 64, 60)}, "K=60"),
+    ("b7-warp-specialized", {"consumer_registers": 232}, "consumer_registers"),
+    ("b7-warp-specialized", {"consumer_registers": 212}, "consumer_registers"),
+    ("b7-warp-specialized", {"ctas_per_sm": 0}, "ctas_per_sm"),
+    ("b7-warp-specialized", {"warps_m": 1}, "warps"),
+    ("b8-register-double-buffering", {"stages": 20}, "stages"),
+    ("a0-vector-add", {"shape": (0,)}, "N=0"),
+    ("a0-vector-add", {"vector_bytes": 3}, "vector_bytes"),
+    ("a0-vector-add", {"threads": 2000}, "threads"),
+    ("a1-naive-cuda-like", {"block_m": 64}, "block_m"),
+    ("a1-naive-cute", {"tile": (30, 32, 8)}, "tile"),
+    ("a1-naive-batched", {"shape": (70000, 8, 8, 8)}, "L=70000"),
+    ("a1-naive-persistent", {"sm_count": 0}, "sm_count"),
+    ("a2-smem-padded", {"tile": (64, 64, 15)}, "tile"),
+    ("a2-smem-padded", {"pad_bytes": 3}, "pad_bytes"),
+    ("a2-smem-swizzled", {"shape": (64, 64, 30)}, "K=30"),
+    ("a2-smem-pipeline", {"arch": "sm_80"}, "sm_80"),
+    ("a2-smem-pipeline", {"producers": 40}, "producers"),
+    ("a2-smem-pipeline", {"stages": 40}, "stages"),
+    ("z0-swizzle", {"shape": (64, 96)}, "cols=96"),
+    ("z0-swizzle", {"rows": 12}, "rows"),
+    ("z1-tv-to-mn", {"shape": (8, 8)}, "shape"),
+]
+
+
+@pytest.mark.parametrize(("name", "request_", "named"), REFUSALS)
+def test_refusals_name_the_argument(name, request_, named):
+    with pytest.raises(UsageError) as refusal:
+        compiled(name, **request_)
+    assert named in str(refusal.value) and "\n" not in str(refusal.value)
