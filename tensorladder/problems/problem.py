@@ -102,9 +102,9 @@ class Problem:
 
     axes: names of the numbers in a shape. default_shape: small enough for a laptop's virtual GPU. dtypes: the first
     is the default. operands(shape, dtype): the arrays in the order a rung's host code takes them. compute(inputs,
-    shape, dtype): the exact outputs from float64 inputs. bound(inputs, reference, shape, dtype): the largest right absolute
-    error of each element. tolerance(shape, dtype): the largest right relative norm. flops(shape): the useful
-    floating-point operations.
+    shape, dtype): the exact outputs from float64 inputs. bound(inputs, reference, shape, dtype): the largest right
+    absolute error of each element. tolerance(shape, dtype): the largest right relative norm. flops(shape): the
+    useful floating-point operations.
     """
 
     name: str
