@@ -9,7 +9,7 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -94,7 +94,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         return USAGE
 
 
-def _warn(message: Warning | str, *_: object) -> None:
+def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
     """A warning as one line: neither the place in the source nor the source line means anything to a person here."""
     output.complain(f"warning: {message}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tensorladder.cli import output
 from tensorladder.cli.options import Arch, Dtype, Json, Numerics, On, Policy, RungName, Seed, Shape, Timeout
-from tensorladder.measure.request import parse_numerics, parse_shape
+from tensorladder.measure.request import parse_shape
 from tensorladder.measure.run import Result, execute, plan
 from tensorladder.rungs.rung import find
 
@@ -20,12 +20,11 @@ def run(
     arch: Arch = None,
     policy: Policy = "eager",
     seed: Seed = 0,
-    numerics: Numerics = "wide",
+    numerics: Numerics = "f32",
     timeout: Timeout = None,
     as_json: Json = False,
 ) -> int:
     """Run one rung, compare it with float64 and time the launch."""
-    parse_numerics(numerics)
     asked = plan(
         find(rung),
         shape=parse_shape(shape) if shape is not None else None,
@@ -35,6 +34,7 @@ def run(
         policy=policy,
         seed=seed,
         timeout=timeout,
+        numerics=numerics,
     )
     with output.progress(f"running {asked.info.name} for {asked.arch}"):
         result = execute(asked)

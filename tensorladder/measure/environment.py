@@ -11,10 +11,10 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from tensorladder import __version__
+from tensorladder.core.cache import cache_dir
 from tensorladder.core.errors import TensorladderError
 
 PYTHONS = ((3, 10), (3, 13))
@@ -43,15 +43,6 @@ def examine() -> list[Check]:
     extras = {extra: _extra(extra) for extra in EXTRAS}
     machine = [_nvdisasm(), _gpu(), _cache()]
     return [*base, *extras.values(), *machine, *_works(extras, {check.name: check.ok for check in machine})]
-
-
-def cache_folder() -> Path:
-    """Where compiled kernels are kept: TENSORLADDER_CACHE, else the user's cache folder."""
-    named = os.environ.get("TENSORLADDER_CACHE")
-    if named:
-        return Path(named)
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(home) / "tensorladder"
 
 
 def requirements(extra: str | None) -> list[str]:
@@ -116,7 +107,7 @@ def _gpu() -> Check:
 
 
 def _cache() -> Check:
-    folder = cache_folder()
+    folder = cache_dir()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=folder):

@@ -10,8 +10,8 @@ from tensorladder.rungs.rung import RungInfo, catalog
 
 PLACES = ("vgpu", "gpu")
 POLICIES = ("eager", "lazy", "random:N", "timed")
-# How the tensor cores accumulate: in float32 in a fixed order, or bit for bit as measured on a chip.
-NUMERICS = ("wide", "exact")
+# How the tensor cores accumulate: in float32 steps, in float64, or bit for bit as measured on a chip.
+NUMERICS = ("f32", "f64", "exact")
 EXTENT_LIMIT = 1 << 31
 
 _RANDOM = re.compile(r"random:(\d{1,18})")
@@ -49,9 +49,9 @@ def parse_place(text: str) -> str:
 def parse_numerics(text: str) -> str:
     """How the tensor cores accumulate; "exact" is refused until the hardware's rounding is modelled."""
     if text not in NUMERICS:
-        raise UsageError(f"--numerics {text!r} is not a model of accumulation: use --numerics wide")
+        raise UsageError(f"--numerics {text!r} is not a model of accumulation: use --numerics f32 or f64")
     if text == "exact":
-        raise Unsupported("--numerics exact: the tensor cores' rounding is not modelled bit for bit yet; use wide")
+        raise Unsupported("--numerics exact: the tensor cores' rounding is not modelled bit for bit yet; use f32")
     return text
 
 

@@ -27,7 +27,8 @@ class Request:
     """One run, fully said: what, for which architecture, on which inputs, where and under which policy.
 
     policy: when asynchronous effects happen ("eager", "lazy", "random:N", "timed"); on a real GPU it has no meaning.
-    seed: of the inputs. timeout: seconds for the launch on the virtual GPU, or None.
+    seed: of the inputs and of the virtual GPU's own choices. timeout: seconds for a launch there, or None.
+    numerics: how its tensor cores accumulate, "f32" or "f64".
     """
 
     info: RungInfo
@@ -38,6 +39,7 @@ class Request:
     policy: str = "eager"
     seed: int = 0
     timeout: float | None = None
+    numerics: str = "f32"
     config: Any = None
 
 
@@ -83,15 +85,13 @@ class Result:
 
 
 class Target(Protocol):
-    """Where a program runs. `allocate` gives arrays of the machine, `run` launches and returns (seconds, seconds of
-    code generation), `close` hands back what it holds."""
+    """Where a program runs. `allocate` gives arrays of the machine; `run` launches and returns the seconds of the
+    launches alone and those of everything around them (host code, code generation, loading)."""
 
     @property
     def allocate(self) -> Empty: ...
 
     def run(self, program: Program, case: Case) -> tuple[float, float]: ...
-
-    def close(self) -> None: ...
 
 
 def plan(
@@ -104,6 +104,7 @@ def plan(
     policy: str = "eager",
     seed: int = 0,
     timeout: float | None = None,
+    numerics: str = "f32",
     config: Any = None,
 ) -> Request:
     """A request with the rung's defaults filled in and everything checked that needs no compiler (UsageError)."""
@@ -124,6 +125,7 @@ def plan(
         request.parse_policy(policy),
         request.parse_seed(seed),
         request.parse_timeout(timeout),
+        request.parse_numerics(numerics),
         config,
     )
 
@@ -153,12 +155,9 @@ def execute(asked: Request) -> Result:
     program = build(asked)
     compiled = time.perf_counter() - start
     target = TARGETS[asked.on](asked)
-    try:
-        case = asked.info.problem.make(asked.shape, asked.dtype, asked.seed, target.allocate)
-        seconds, generated = target.run(program, case)
-        return judge(asked, case, seconds, compiled + generated)
-    finally:
-        target.close()
+    case = asked.info.problem.make(asked.shape, asked.dtype, asked.seed, target.allocate)
+    seconds, around = target.run(program, case)
+    return judge(asked, case, seconds, compiled + around)
 
 
 def build(asked: Request) -> Program:
@@ -235,29 +234,25 @@ class VirtualTarget:
             if error.name not in ENGINE:
                 raise
             raise MissingExtra(f"{error.name} (the virtual GPU's engine)", "climb") from error
-        self.device = Device(arch=asked.arch, policy=asked.policy, seed=asked.seed, timeout=asked.timeout)
+        self.device = Device(
+            arch=asked.arch,
+            policy=asked.policy,
+            seed=asked.seed,
+            timeout=asked.timeout,
+            numerics=asked.numerics,
+        )
 
     @property
     def allocate(self) -> Empty:
         return self.device.memory.empty
 
     def run(self, program: Program, case: Case) -> tuple[float, float]:
+        start = time.perf_counter()
         stream = self.device.stream()
         program(stream, *case.arrays.values())
-        # Code generation happens at the first launch of a kernel; where the device can do it ahead, it is timed apart.
-        start = time.perf_counter()
-        prepare = getattr(stream, "prepare", None)
-        if prepare is not None:
-            prepare()
-        generated = time.perf_counter() - start
-        start = time.perf_counter()
         stream.synchronize()
-        return time.perf_counter() - start, generated
-
-    def close(self) -> None:
-        close = getattr(self.device, "close", None)
-        if close is not None:
-            close()
+        # The device counts its launches alone; the rest is host code and, at a kernel's first launch, code generation.
+        return self.device.seconds, time.perf_counter() - start - self.device.seconds
 
 
 def _real_target(asked: Request) -> Target:

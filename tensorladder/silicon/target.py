@@ -57,9 +57,6 @@ class Target:
             download(torch, tensors[name], case.arrays[name])
         return start.elapsed_time(end) / 1e3, 0.0
 
-    def close(self) -> None:
-        """Nothing is held: torch keeps its own memory."""
-
 
 def upload(torch: Any, array: np.ndarray) -> Any:
     """A CUDA tensor of the array's type, shape, strides and bits."""
