@@ -216,9 +216,12 @@ class WarpMmaGemm:
         if cutlass.const_expr(self.whole):
             cute.autovec_copy(src, dst)
         else:
-            for i in cutlass.range_constexpr(cute.size(src)):
-                if cute.elem_less(coords[i], limit):
-                    dst[i] = src[i]
+            values, rows_m, columns_n = (cute.size(src, mode=[mode]) for mode in range(3))
+            for m in cutlass.range_constexpr(rows_m):
+                for n in cutlass.range_constexpr(columns_n):
+                    for i in cutlass.range_constexpr(values):
+                        if cute.elem_less(coords[i, m, n], limit):
+                            dst[i, m, n] = src[i, m, n]
 
     @cute.jit
     def tiles_of(self, tensor: cute.Tensor, coord: cute.Coord, proj: cutlass.Constexpr):

@@ -229,8 +229,7 @@ class ColwiseScalingGemm:
                     factors[i, n] = cutlass.Float32(0)
                     if coords[(i, 0), 0, n][1] < limit[1]:
                         factors[i, n] = src[(i, 0), 0, n].to(cutlass.Float32)
-        for i in cutlass.range_constexpr(cute.size(acc)):
-            acc[i] = acc[i] * tCrR[i]
+        acc.store(acc.load() * tCrR.load())
 
     @cute.jit
     def store(self, src: cute.Tensor, dst: cute.Tensor, coords: cute.Tensor, limit: cute.Shape):
@@ -238,9 +237,12 @@ class ColwiseScalingGemm:
         if cutlass.const_expr(self.whole):
             cute.autovec_copy(src, dst)
         else:
-            for i in cutlass.range_constexpr(cute.size(src)):
-                if cute.elem_less(coords[i], limit):
-                    dst[i] = src[i]
+            values, rows_m, columns_n = (cute.size(src, mode=[mode]) for mode in range(3))
+            for m in cutlass.range_constexpr(rows_m):
+                for n in cutlass.range_constexpr(columns_n):
+                    for i in cutlass.range_constexpr(values):
+                        if cute.elem_less(coords[i, m, n], limit):
+                            dst[i, m, n] = src[i, m, n]
 
     @cute.jit
     def tiles_of(self, tensor: cute.Tensor, coord: cute.Coord, proj: cutlass.Constexpr):
