@@ -20,7 +20,10 @@ from tensorladder.core.cache import cached_bytes
 from tensorladder.core.errors import MissingExtra
 
 #: modules whose exports make up the runtime, in order
-MODULES = ("memory", "atomics", "lanes", "barriers", "mbarrier", "tensorcore", "copies", "tma", "hooks", "scheduler")
+MODULES = ("memory", "atomics", "lanes", "barriers", "mbarrier", "matrices", "copies", "tma", "hooks", "scheduler")
+
+#: what compiled code may call besides: memset and friends, mathematical functions, conversions of half floats
+_LIBRARIES = ("libc.so.6", "libm.so.6", "libgcc_s.so.1")
 
 _EXPORTS: dict[str, tuple[Callable, int]] = {}
 
@@ -90,6 +93,8 @@ def target_machine(opt: int = 2):
 def _build() -> bytes:
     import llvmlite.binding as llvm
 
+    from tensorladder.vgpu.machine import tensorcore
+
     for name in MODULES:
         importlib.import_module(f"tensorladder.vgpu.machine.{name}")
     target_machine()
@@ -108,14 +113,39 @@ def _build() -> bytes:
         else:
             merged.link_in(module)
     merged.link_in(llvm.parse_assembly("\n".join(wrappers)))
+    merged.link_in(llvm.parse_assembly(tensorcore.ir()))
+    merged.link_in(llvm.parse_assembly(_COMPILER_SUPPORT))
     for f in merged.functions:
-        if not f.is_declaration and f.name not in _EXPORTS:
+        if not f.is_declaration and not f.name.startswith(("tl_", "__trunc")):
             f.linkage = "internal"
     for g in merged.global_variables:
         if not g.is_declaration and "NumbaEnv" in g.name:
             g.linkage = "internal"
     _optimise(merged)
     return target_machine().emit_object(merged)
+
+
+#: f64 to f16 has no instruction and its library function comes with compilers, not with Python: to f32 rounded to odd
+#: (toward zero, last bit set where inexact), then to f16, which is the correctly rounded result
+_COMPILER_SUPPORT = """
+define half @__truncdfhf2(double %d) {
+  %f = fptrunc double %d to float
+  %b = fpext float %f to double
+  %i = bitcast float %f to i32
+  %ab = call double @llvm.fabs.f64(double %b)
+  %ad = call double @llvm.fabs.f64(double %d)
+  %over = fcmp ogt double %ab, %ad
+  %down = sext i1 %over to i32
+  %j = add i32 %i, %down
+  %inexact = fcmp une double %b, %d
+  %odd = zext i1 %inexact to i32
+  %k = or i32 %j, %odd
+  %g = bitcast i32 %k to float
+  %h = fptrunc float %g to half
+  ret half %h
+}
+declare double @llvm.fabs.f64(double)
+"""
 
 
 def _optimise(module) -> None:
@@ -148,6 +178,8 @@ class Runtime:
         import llvmlite.binding as llvm
 
         obj = cached_bytes(f"runtime-{source_hash()[:24]}.o", _build, label="building the virtual GPU's runtime (once)")
+        for library in _LIBRARIES:
+            llvm.load_library_permanently(library)
         self.engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), target_machine())
         self.engine.add_object_file(llvm.ObjectFileRef.from_data(obj))
         self.engine.finalize_object()
@@ -167,10 +199,10 @@ class Runtime:
 
 
 def _defined_symbols(obj: bytes) -> list[str]:
-    """Names in the object's string table that are ours: every export starts with `tl_`."""
+    """Names in the object's string table that are ours: exports start with `tl_`, compiler support with `__trunc`."""
     names = set()
     for part in obj.split(b"\0"):
-        if part.startswith(b"tl_") and part.decode("ascii", "replace").isidentifier():
+        if part.startswith((b"tl_", b"__trunc")) and part.decode("ascii", "replace").isidentifier():
             names.add(part.decode())
     return sorted(names)
 

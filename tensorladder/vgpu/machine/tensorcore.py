@@ -1,1 +1,273 @@
-"""tensorcore."""
+"""Warp-level matrix instructions as native functions: LLVM IR text, one function a shape and type.
+
+A fragment register of 32 lanes is a row-major tile: lane 4 g + t holds row g, columns E t .. E t + E - 1 of 8 rows (A), or
+column g of 8 (B, K-major), with E elements a register (PTX ISA, "Warp Level Matrix Instructions", "Matrix Fragments
+for mma"). The product runs on lane vectors: for each k, accumulator register (half, e) gets A[g + 8 half, k] times
+B[k, 2 t + e], both permutations of fragment registers. K steps are summed in order, each fused and rounded to f32; with
+`numerics` f64 the whole sum is formed in f64 and rounded once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tensorladder.vgpu.machine import layout as L
+
+#: elements a register, storage bits of an element
+_ELEMENTS = {
+    "f16": (2, 16), "bf16": (2, 16), "tf32": (1, 32), "e4m3": (4, 8), "e5m2": (4, 8), "s8": (4, 8), "u8": (4, 8), "f64": (1, 64),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Mma:
+    """One mma.sync form: shape, types of D, A, B, C, and saturation of integer sums."""
+
+    m: int
+    n: int
+    k: int
+    d: str
+    a: str
+    b: str
+    c: str
+    satfinite: bool = False
+
+    @property
+    def name(self) -> str:
+        """Symbol of the native function."""
+        sat = "_sat" if self.satfinite else ""
+        return f"tl_mma_m{self.m}n{self.n}k{self.k}_{self.d}_{self.a}_{self.b}_{self.c}{sat}"
+
+    @property
+    def halves(self) -> int:
+        """Groups of eight rows."""
+        return self.m // 8
+
+    @property
+    def blocks(self) -> int:
+        """Registers along K."""
+        return self.k // (4 * _ELEMENTS[self.a][0])
+
+    @property
+    def registers(self) -> tuple[int, int, int, int]:
+        """Registers of A, B, C, D a lane (a register of f16 accumulators holds two)."""
+        acc = {"f16": self.halves, "f32": 2 * self.halves, "s32": 2 * self.halves, "f64": 2 * self.halves}
+        return self.halves * self.blocks, self.blocks, acc[self.c], acc[self.d]
+
+
+def _table() -> list[Mma]:
+    forms = []
+    for k in (8, 16):
+        forms += [Mma(16, 8, k, d, "f16", "f16", c) for d, c in (("f16", "f16"), ("f32", "f32"), ("f16", "f32"), ("f32", "f16"))]
+        forms.append(Mma(16, 8, k, "f32", "bf16", "bf16", "f32"))
+    forms += [Mma(16, 8, k, "f32", "tf32", "tf32", "f32") for k in (4, 8)]
+    for k in (16, 32):
+        for d in ("f16", "f32"):
+            forms += [Mma(16, 8, k, d, a, b, d) for a in ("e4m3", "e5m2") for b in ("e4m3", "e5m2")]
+    for sat in (False, True):
+        for m, k in ((8, 16), (16, 16), (16, 32)):
+            forms += [Mma(m, 8, k, "s32", a, b, "s32", sat) for a in ("s8", "u8") for b in ("s8", "u8")]
+    forms += [Mma(8, 8, 4, "f64", "f64", "f64", "f64")]
+    forms += [Mma(16, 8, k, "f64", "f64", "f64", "f64") for k in (4, 8, 16)]
+    return forms
+
+
+MMAS: dict[tuple, Mma] = {(f.m, f.n, f.k, f.d, f.a, f.b, f.c, f.satfinite): f for f in _table()}
+
+
+class _Writer:
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.n = 0
+
+    def op(self, text: str) -> str:
+        self.n += 1
+        self.lines.append(f"  %x{self.n} = {text}")
+        return f"%x{self.n}"
+
+    def line(self, text: str) -> None:
+        self.lines.append("  " + text)
+
+
+def _mask(indices: list[int]) -> str:
+    return f"<{len(indices)} x i32> <" + ", ".join(f"i32 {i}" for i in indices) + ">"
+
+
+def _shuffle(w: _Writer, count: int, ty: str, value: str, indices: list[int]) -> str:
+    return w.op(f"shufflevector <{count} x {ty}> {value}, <{count} x {ty}> poison, {_mask(indices)}")
+
+
+def _splat(count: int, ty: str, value: str | int) -> str:
+    return f"splat ({ty} {value})"
+
+
+def _load_tile(w: _Writer, ty: str, slot: int, acc: str, order: list[int] | None) -> tuple[str, int]:
+    """A fragment register as elements of the accumulator's type, optionally permuted first (cheap on narrow types)."""
+    elements, bits = _ELEMENTS[ty]
+    count = 32 * elements
+    p = w.op(f"getelementptr i8, ptr %regs, i64 {256 * slot}")
+    raw = w.op(f"load <{count} x i{bits}>, ptr {p}, align 64")
+    if order is not None:
+        raw = _shuffle(w, count, f"i{bits}", raw, order)
+    return _widen(w, ty, count, raw, acc), count
+
+
+def _widen(w: _Writer, ty: str, n: int, raw: str, acc: str) -> str:
+    if ty in ("s8", "u8"):
+        return w.op(f"{'sext' if ty == 's8' else 'zext'} <{n} x i8> {raw} to <{n} x i32>")
+    if ty == "f64":
+        return w.op(f"bitcast <{n} x i64> {raw} to <{n} x double>")
+    if ty == "f16":
+        half = w.op(f"bitcast <{n} x i16> {raw} to <{n} x half>")
+        value = w.op(f"fpext <{n} x half> {half} to <{n} x float>")
+    elif ty == "bf16":
+        value = _shifted(w, n, 16, raw, 16)
+    elif ty == "tf32":
+        cut = w.op(f"and <{n} x i32> {raw}, splat (i32 -8192)")
+        value = w.op(f"bitcast <{n} x i32> {cut} to <{n} x float>")
+    elif ty == "e5m2":
+        wide = w.op(f"zext <{n} x i8> {raw} to <{n} x i16>")
+        shifted = w.op(f"shl <{n} x i16> {wide}, splat (i16 8)")
+        half = w.op(f"bitcast <{n} x i16> {shifted} to <{n} x half>")
+        value = w.op(f"fpext <{n} x half> {half} to <{n} x float>")
+    else:  # e4m3: place exponent and mantissa, then move the bias by an exact multiplication; 0x7f is NaN
+        wide = w.op(f"zext <{n} x i8> {raw} to <{n} x i32>")
+        low = w.op(f"and <{n} x i32> {wide}, splat (i32 127)")
+        body = w.op(f"shl <{n} x i32> {low}, splat (i32 20)")
+        body = w.op(f"bitcast <{n} x i32> {body} to <{n} x float>")
+        body = w.op(f"fmul <{n} x float> {body}, splat (float 0x4770000000000000)")  # 2**120
+        nan = w.op(f"icmp eq <{n} x i32> {low}, splat (i32 127)")
+        body = w.op(f"select <{n} x i1> {nan}, <{n} x float> splat (float 0x7FF8000000000000), <{n} x float> {body}")
+        sign = w.op(f"and <{n} x i32> {wide}, splat (i32 128)")
+        sign = w.op(f"shl <{n} x i32> {sign}, splat (i32 24)")
+        bits = w.op(f"bitcast <{n} x float> {body} to <{n} x i32>")
+        bits = w.op(f"or <{n} x i32> {bits}, {sign}")
+        value = w.op(f"bitcast <{n} x i32> {bits} to <{n} x float>")
+    if acc == "double":
+        value = w.op(f"fpext <{n} x float> {value} to <{n} x double>")
+    return value
+
+
+def _shifted(w: _Writer, n: int, bits: int, raw: str, by: int) -> str:
+    wide = w.op(f"zext <{n} x i{bits}> {raw} to <{n} x i32>")
+    shifted = w.op(f"shl <{n} x i32> {wide}, splat (i32 {by})")
+    return w.op(f"bitcast <{n} x i32> {shifted} to <{n} x float>")
+
+
+def _accumulators(w: _Writer, form: Mma, slot: int, acc: str) -> list[str]:
+    """C as lane vectors of the accumulator type, in (half, e) order."""
+    out = []
+    if form.c == "f16":
+        for half in range(form.halves):
+            p = w.op(f"getelementptr i8, ptr %regs, i64 {256 * (slot + half)}")
+            raw = w.op(f"load <64 x half>, ptr {p}, align 64")
+            for e in range(2):
+                part = _shuffle(w, 64, "half", raw, [2 * lane + e for lane in range(32)])
+                out.append(w.op(f"fpext <32 x half> {part} to <32 x {acc}>"))
+        return out
+    stored = {"f32": "float", "s32": "i32", "f64": "double"}[form.c]
+    for r in range(2 * form.halves):
+        p = w.op(f"getelementptr i8, ptr %regs, i64 {256 * (slot + r)}")
+        value = w.op(f"load <32 x {stored}>, ptr {p}, align 64")
+        if stored == "float" and acc == "double":
+            value = w.op(f"fpext <32 x float> {value} to <32 x double>")
+        out.append(value)
+    return out
+
+
+def _store(w: _Writer, form: Mma, slot: int, acc: str, values: list[str]) -> None:
+    if form.d == "f16":
+        for half in range(form.halves):
+            pair = []
+            for e in range(2):
+                pair.append(w.op(f"fptrunc <32 x {acc}> {values[2 * half + e]} to <32 x half>"))
+            order = [i // 2 + 32 * (i % 2) for i in range(64)]
+            both = w.op(f"shufflevector <32 x half> {pair[0]}, <32 x half> {pair[1]}, {_mask(order)}")
+            p = w.op(f"getelementptr i8, ptr %regs, i64 {256 * (slot + half)}")
+            w.line(f"store <64 x half> {both}, ptr {p}, align 64")
+        return
+    for r, value in enumerate(values):
+        if form.d == "f32" and acc == "double":
+            value = w.op(f"fptrunc <32 x double> {value} to <32 x float>")
+            stored = "float"
+        else:
+            stored = acc
+        p = w.op(f"getelementptr i8, ptr %regs, i64 {256 * (slot + r)}")
+        w.line(f"store <32 x {stored}> {value}, ptr {p}, align 64")
+
+
+def _body(form: Mma, name: str, acc: str) -> str:
+    w = _Writer()
+    elements = _ELEMENTS[form.a][0]
+    na, nb, _, _ = form.registers
+    row = 4 * elements  # columns of one register's tile
+    # B as [k][e][t] for its permutation to be four neighbours, repeated
+    b_order = [(2 * t + e) * row + kk for kk in range(row) for e in range(2) for t in range(4)]
+    a_tiles = [_load_tile(w, form.a, r, acc, None) for r in range(na)]
+    b_tiles = [_load_tile(w, form.b, na + r, acc, b_order) for r in range(nb)]
+    sums = _accumulators(w, form, na + nb, acc)
+    start = list(sums)
+    if form.satfinite:
+        sums = ["zeroinitializer"] * len(sums)
+    for k in range(form.k):
+        block, kk = divmod(k, row)
+        columns = []
+        for e in range(2):
+            value, count = b_tiles[block]
+            columns.append(_shuffle(w, count, acc, value, [kk * 8 + e * 4 + lane % 4 for lane in range(32)]))
+        for half in range(form.halves):
+            value, count = a_tiles[half + form.halves * block]
+            rows = _shuffle(w, count, acc, value, [(lane // 4) * row + kk for lane in range(32)])
+            for e in range(2):
+                r = 2 * half + e
+                sums[r] = _multiply_add(w, acc, rows, columns[e], sums[r])
+    if form.satfinite:
+        sums = [w.op(f"call <32 x i32> @llvm.sadd.sat.v32i32(<32 x i32> {c}, <32 x i32> {s})") for c, s in zip(start, sums)]
+    _store(w, form, na + nb, acc, sums)
+    nl = "\n"
+    return f"define internal void @{name}(ptr %regs) {{\n{nl.join(w.lines)}\n  ret void\n}}\n"
+
+
+def _multiply_add(w: _Writer, acc: str, a: str, b: str, c: str) -> str:
+    if acc == "i32":
+        return w.op(f"add <32 x i32> {w.op(f'mul <32 x i32> {a}, {b}')}, {c}")
+    short = "f32" if acc == "float" else "f64"
+    return w.op(f"call <32 x {acc}> @llvm.fma.v32{short}(<32 x {acc}> {a}, <32 x {acc}> {b}, <32 x {acc}> {c})")
+
+
+def ir() -> str:
+    """LLVM IR of all matrix functions: i64 name(i64 warp, i64 registers); D takes the place of C in the scratch slots."""
+    parts = [
+        "declare <32 x float> @llvm.fma.v32f32(<32 x float>, <32 x float>, <32 x float>)",
+        "declare <32 x double> @llvm.fma.v32f64(<32 x double>, <32 x double>, <32 x double>)",
+        "declare <32 x i32> @llvm.sadd.sat.v32i32(<32 x i32>, <32 x i32>)",
+    ]
+    for form in MMAS.values():
+        acc = "i32" if form.d == "s32" else ("double" if form.d == "f64" else "float")
+        parts.append(_body(form, form.name + ".body", acc))
+        wide = acc == "float"
+        if wide:
+            parts.append(_body(form, form.name + ".wide", "double"))
+        parts.append(_entry(form, wide))
+    return "\n".join(parts)
+
+
+def _entry(form: Mma, wide: bool) -> str:
+    choose = f"""  %warp = inttoptr i64 %w to ptr
+  %lp = getelementptr i8, ptr %warp, i64 {L.W_LAUNCH}
+  %launch = load ptr, ptr %lp
+  %np = getelementptr i8, ptr %launch, i64 {L.L_NUMERICS}
+  %numerics = load i64, ptr %np
+  %f64 = icmp ne i64 %numerics, 0
+  br i1 %f64, label %wide, label %plain
+wide:
+  call void @{form.name}.wide(ptr %regs)
+  ret i64 0
+plain:""" if wide else ""
+    return f"""define i64 @{form.name}(i64 %w, i64 %r) {{
+  %regs = inttoptr i64 %r to ptr
+{choose}
+  call void @{form.name}.body(ptr %regs)
+  ret i64 0
+}}
+"""
