@@ -23,6 +23,7 @@ from ..core import dlpack
 from ..core.arch import find
 from ..core.errors import TensorladderError, UsageError
 from ..core.program import Module, Program, Stream
+from . import cutedsl_cache
 from . import cutedsl_inner as inner
 from .hostcode import HostCode, packed
 
@@ -62,8 +63,22 @@ def compile_program(
     args = tuple(_as_tensor(a) for a in args)
     kwargs = {key: _as_tensor(a) for key, a in kwargs.items()}
     start = time.perf_counter()
-    compiled = inner.compile_function(fn, args, kwargs, arch, options, keep_mlir or _KEEP_MLIR.get())
+    compiled = _compiled(fn, args, kwargs, arch, options, keep_mlir or _KEEP_MLIR.get())
     return _program(compiled, arch, name or inner.function_name(fn), time.perf_counter() - start)
+
+
+def _compiled(
+    fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], arch: str, options: str, keep_mlir: bool
+) -> inner.Compiled:
+    """From the disk cache, or compiled and kept there."""
+    cached = cutedsl_cache.key(fn, args, kwargs, arch, options, keep_mlir)
+    found = cutedsl_cache.load(cached, fn, args, kwargs) if cached else None
+    if found is not None:
+        return found
+    compiled = inner.compile_function(fn, args, kwargs, arch, options, keep_mlir)
+    if cached:
+        cutedsl_cache.store(cached, compiled, fn)
+    return compiled
 
 
 def _as_tensor(arg: Any) -> Any:

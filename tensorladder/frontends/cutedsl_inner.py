@@ -203,13 +203,45 @@ def compile_function(
         if not isinstance(raw.__ptx__, str) or not isinstance(raw.__cubin__, bytes) or "\n" not in raw.__ptx__:
             raise UsageError(f"{function_name(fn)}: compiled, but there is no device code: it launches no kernel")
         image = host_object(raw)
-    names = tuple(raw.execution_args.signature.parameters)
+    ffi = hasattr(raw, "_create_tvm_ffi_function")
+    facts = (raw.function_name, raw.__ptx__, raw.__cubin__, raw.__mlir__, image, ffi, raw.execution_args)
+    return completed(fn, args, kwargs, *facts)
+
+
+def completed(
+    fn: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    name: str,
+    ptx: str,
+    cubin: bytes,
+    mlir: str | None,
+    image: bytes,
+    ffi: bool,
+    execution_args: Any,
+) -> Compiled:
+    """A result with the demands that the compile-time arguments set up."""
+    names = tuple(execution_args.signature.parameters)
     bound = _bind(fn, args, kwargs)
     specs = {n: _spec(bound[n]) for n in names if n in bound}
-    ffi = hasattr(raw, "_create_tvm_ffi_function")
-    return Compiled(
-        raw.function_name, raw.__ptx__, raw.__cubin__, raw.__mlir__, image, ffi, names, specs, raw.execution_args
-    )
+    return Compiled(name, ptx, cubin, mlir, image, ffi, names, specs, execution_args)
+
+
+def rebuilt_execution_args(fn: Any, name: str) -> Any:
+    """The DSL's argument packing for `fn`, without compiling it."""
+    from cutlass.base_dsl.jit_executor import ExecutionArgs
+    from cutlass.cutlass_dsl.cuda_jit_executor import CudaDialectJitCompiledFunction
+
+    scope = CudaDialectJitCompiledFunction._jit_arg_adapter_scope
+    return ExecutionArgs(inspect.signature(fn, eval_str=True), name, adapter_scope=scope)
+
+
+def can_be_rebuilt(compiled: Compiled, fn: Any) -> bool:
+    """Whether `rebuilt_execution_args` packs as the compiled function's own does: no pointers, the same parameters."""
+    own = compiled.execution_args
+    again = rebuilt_execution_args(fn, compiled.name)
+    same = list(own.signature.parameters.items()) == list(again.signature.parameters.items())
+    return same and not own.has_pointer_address_arg_specs
 
 
 def function_name(fn: Any) -> str:
@@ -334,9 +366,14 @@ def _bind(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, A
     return dict(bound.arguments)
 
 
+def is_stream(arg: Any) -> bool:
+    """A CUDA stream, or what stands for one at compile time."""
+    return type(arg).__name__ in _STREAM_TYPES
+
+
 def _spec(arg: Any) -> Any:
     """TensorSpec, "stream", a tuple of specs, or None for what is passed through."""
-    if type(arg).__name__ in _STREAM_TYPES:
+    if is_stream(arg):
         return "env" if getattr(arg, "use_tvm_ffi_env_stream", False) else "stream"
     if isinstance(arg, list | tuple):
         return tuple(_spec(a) for a in arg)

@@ -1,5 +1,7 @@
 """Small CuTe DSL kernels that the front end's tests compile (the DSL reads their source: they must lie in a file)."""
 
+from dataclasses import dataclass
+
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
@@ -62,6 +64,14 @@ def wrong(x: cute.Tensor):
 @cute.jit
 def no_kernel(x: cute.Tensor):
     pass
+
+
+@dataclass(frozen=True)
+class Config:
+    """Knobs, as rungs have them."""
+
+    tile: tuple[int, int] = (1, 2)
+    stages: int = 3
 
 
 class Scale:
