@@ -13,6 +13,7 @@ ON_REQUEST = {
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--on", choices=("vgpu", "gpu"), default="vgpu", help="where device code runs")
+    parser.addoption("--record", action="store_true", help="with --on gpu: keep results in tests/data/silicon")
     parser.addoption("--matrix", action="store_true", help="the whole policy matrix")
     parser.addoption("--peers", action="store_true", help="third-party kernels (TENSORLADDER_PEERS says where)")
 
