@@ -52,11 +52,11 @@ def helper(fn: Callable) -> Callable:
 
 
 @cache
-def source_hash() -> str:
-    """Hash of everything that the runtime and generated code depend on."""
+def source_hash(*folders: str) -> str:
+    """Hash of everything that generated code (or what lies in some folders of vgpu/) depends on."""
     h = hashlib.sha256()
     root = Path(__file__).parent.parent
-    for path in sorted([*root.glob("machine/*.py"), *root.glob("codegen/*.py"), *root.glob("ptx/*.py")]):
+    for path in sorted(p for folder in folders or ("machine", "codegen", "ptx") for p in root.glob(f"{folder}/*.py")):
         h.update(path.read_bytes())
     for name in ("llvmlite", "numba"):
         h.update(importlib.metadata.version(name).encode())
@@ -177,7 +177,9 @@ class Runtime:
     def __init__(self) -> None:
         import llvmlite.binding as llvm
 
-        obj = cached_bytes(f"runtime-{source_hash()[:24]}.o", _build, label="building the virtual GPU's runtime (once)")
+        # the code generator calls the runtime, never the other way round
+        name = f"runtime-{source_hash('machine')[:24]}.o"
+        obj = cached_bytes(name, _build, label="building the virtual GPU's runtime (once)")
         for library in _LIBRARIES:
             llvm.load_library_permanently(library)
         self.engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), target_machine())
