@@ -14,6 +14,8 @@ from rich.text import Text
 
 # A pipe has no width of its own; wide enough that a row stays one line.
 PIPED_WIDTH = 160
+WORDS = {True: "ok", False: "no"}
+STYLES = {"ok": "green", "no": "red", "wrong": "bold red", "stopped": "bold red", "incomplete": "yellow"}
 
 
 def console() -> Console:
@@ -40,16 +42,13 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]] = (), right: 
 
 
 def add_row(made: Table, row: Sequence[object]) -> None:
-    """Cells are text as it is (no markup: shapes and findings have brackets); a bool becomes a coloured word."""
+    """Cells are text as it is (no markup: shapes and findings have brackets); verdicts are coloured on a terminal."""
     made.add_row(*(_cell(value) for value in row))
 
 
 def _cell(value: object) -> Text:
-    if value is True:
-        return Text("ok", style="green")
-    if value is False:
-        return Text("no", style="red")
-    return Text("" if value is None else str(value))
+    word = WORDS[value] if isinstance(value, bool) else str("" if value is None else value)
+    return Text(word, style=STYLES.get(word, ""))
 
 
 def write(text: str) -> None:

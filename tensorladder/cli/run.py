@@ -8,7 +8,7 @@ from tensorladder.measure.request import parse_shape
 from tensorladder.measure.run import Result, execute, plan
 from tensorladder.rungs.rung import find
 
-COLUMNS = ("rung", "arch", "on", "shape", "dtype", "ok", "error", "tolerance", "seconds", "compile")
+COLUMNS = ("rung", "arch", "on", "shape", "dtype", "verdict", "error", "tolerance", "seconds", "compile")
 RIGHT = ("error", "tolerance", "seconds", "compile")
 
 
@@ -56,7 +56,7 @@ def row(result: Result) -> tuple[object, ...]:
         asked.on,
         "x".join(map(str, asked.shape)),
         asked.dtype,
-        result.ok,
+        result.verdict,
         _number(result.error, ".1e"),
         _number(result.tolerance, ".1e"),
         _number(result.seconds, ".3f"),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tensorladder.core.errors import MissingExtra, TensorladderError, UsageError
+from tensorladder.core.errors import MissingExtra, TensorladderError, Unsupported, UsageError
 from tensorladder.core.program import Program
 from tensorladder.measure import request
 from tensorladder.problems import DTYPES, Case
@@ -62,6 +62,15 @@ class Result:
     message: str = ""
     exit_code: int = 0
     digest: str | None = None
+
+    @property
+    def verdict(self) -> str:
+        """ "ok", "wrong" (it computed something else), "stopped" (a fault or a hang) or "incomplete" (not modelled)."""
+        if self.ok:
+            return "ok"
+        if self.exit_code == Unsupported.exit_code:
+            return "incomplete"
+        return "stopped" if self.error is None else "wrong"
 
     def record(self) -> dict[str, Any]:
         """The run as a JSON object with the keys of the contract. Numbers that JSON cannot say are null."""

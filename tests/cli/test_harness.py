@@ -128,6 +128,7 @@ def test_climb_goes_on_after_what_stops_a_rung(machine):
     infos = [rung("x1-hangs"), rung("x2-incomplete"), rung("x3-wrong"), rung("x4-right")]
     results = list(harness.climb(harness.requests(infos)))
     assert [result.exit_code for result in results] == [1, 3, 1, 0]
+    assert [result.verdict for result in results] == ["stopped", "incomplete", "wrong", "ok"]
     assert harness.summary(results) == {"rungs": 4, "ok": 1, "failed": 3}
     assert "deadlock" in results[0].message and results[0].error is None
     assert harness.exit_code(results) == 1
