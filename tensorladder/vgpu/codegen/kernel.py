@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tensorladder.core.errors import Unsupported
+from tensorladder.core.errors import Unsupported, UsageError
 from tensorladder.vgpu.codegen import table
 from tensorladder.vgpu.codegen.emit import Emitter
 from tensorladder.vgpu.machine import layout as L
+from tensorladder.vgpu.ptx import isa
 from tensorladder.vgpu.ptx.cfg import Block, Graph
 from tensorladder.vgpu.ptx.inline import inline
 from tensorladder.vgpu.ptx.nodes import Function, Instr, PtxModule, Reg
@@ -230,9 +231,16 @@ yielded:
                 raise Unsupported(i.text)
             entry.emit(e, i)
         except Unsupported as u:
-            self.unsupported.append((i.index, str(u)))
+            self.not_modelled(i, u)
             e.call("tl_fail", L.ERR_UNSUPPORTED, i.index, e.active(), fallible=True)
         e.guard = None
+
+    def not_modelled(self, i: Instr, why: Unsupported) -> None:
+        """Remember what will stop the run; UsageError where the ISA has no such instruction: the text is corrupt."""
+        refused = isa.refusal(i.text, f"PTX line {i.line}")
+        if isinstance(refused, UsageError):
+            raise refused from why
+        self.unsupported.append((i.index, str(why)))
 
     def clock(self, count: int) -> None:
         e = self.e
@@ -290,8 +298,8 @@ yielded:
 
         e = self.e
         e.instr = b.instrs[0]
-        need = member_mask(e, b.instrs[0])
-        go = e.call("tl_meet", b.number, need, b.instrs[0].index)
+        masks = e.spill(member_mask(e, b.instrs[0]), "<32 x i32>", 0)
+        go = e.call("tl_meet", b.number, masks, b.instrs[0].index)
         stop = e.op(f"icmp eq i64 {go}, 0")
         e.count += 1
         e.line(f"br i1 {stop}, label %dispatch, label %met{e.count}")
@@ -431,7 +439,7 @@ yielded:
         try:
             go, again = entry.emit(e, t)
         except Unsupported as u:
-            self.unsupported.append((t.index, str(u)))
+            self.not_modelled(t, u)
             e.call("tl_fail", L.ERR_UNSUPPORTED, t.index, e.active())
             e.line("br label %failed")
             return

@@ -6,7 +6,7 @@ from tensorladder.core.errors import Unsupported
 from tensorladder.vgpu.codegen.emit import Emitter
 from tensorladder.vgpu.machine import layout as L
 
-_LANE = "<" + ", ".join(f"i32 {i}" for i in range(L.LANES)) + ">"
+LANE = "<" + ", ".join(f"i32 {i}" for i in range(L.LANES)) + ">"
 _MASKS = {
     "eq": [1 << i for i in range(32)],
     "lt": [(1 << i) - 1 for i in range(32)],
@@ -54,7 +54,7 @@ def special(e: Emitter, name: str) -> tuple[str, int]:
     if name in _CONSTANT:
         return e.splat("<32 x i32>", _CONSTANT[name]), 32
     if name == "%laneid":
-        return _LANE, 32
+        return LANE, 32
     if name.startswith("%lanemask_") and name[10:] in _MASKS:
         return "<" + ", ".join(f"i32 {v}" for v in _MASKS[name[10:]]) + ">", 32
     if name.startswith("%tid."):

@@ -38,24 +38,55 @@ def tl_fail(w, code, iid, mask):
 
 
 @helper
+def meeting(w, pc, lanes):
+    """Of the lanes at a collective, those whose partners (W_WAIT_A of each) are all there or have exited."""
+    live = ld64(w + L.W_LIVE)
+    complete = 0
+    for lane in range(L.LANES):
+        if (lanes >> lane) & 1 and ld64(w + L.W_WAIT_A + 8 * lane) & live & ~lanes == 0:
+            complete |= 1 << lane
+    return complete
+
+
+@helper
+def waiting_at(w, pc):
+    """Lanes that wait at a collective."""
+    lanes = 0
+    for lane in range(L.LANES):
+        if ld32(w + L.W_WAIT + 4 * lane) == L.WAIT_MEET and lds32(w + L.W_PC + 4 * lane) == pc:
+            lanes |= 1 << lane
+    return lanes & ld64(w + L.W_LIVE)
+
+
+@helper
 def settle_meetings(w):
     """Lanes that wait at a collective for lanes that have exited meanwhile may go on."""
     live = ld64(w + L.W_LIVE)
-    ready = ld64(w + L.W_READY)
+    seen = ld64(w + L.W_READY)
     for lane in range(L.LANES):
-        if (live >> lane) & 1 == 0 or (ready >> lane) & 1 or ld32(w + L.W_WAIT + 4 * lane) != L.WAIT_MEET:
-            continue
-        pc = lds32(w + L.W_PC + 4 * lane)
-        here = 0
-        need = 0
-        for other in range(L.LANES):
-            if (live >> other) & 1 and ld32(w + L.W_WAIT + 4 * other) == L.WAIT_MEET:
-                if lds32(w + L.W_PC + 4 * other) == pc:
+        if (live >> lane) & 1 and (seen >> lane) & 1 == 0 and ld32(w + L.W_WAIT + 4 * lane) == L.WAIT_MEET:
+            pc = lds32(w + L.W_PC + 4 * lane)
+            here = waiting_at(w, pc)
+            seen |= here
+            wake(w, meeting(w, pc, here))
+
+
+@helper
+def settle_warp_syncs(w):
+    """Lanes at a bar.warp.sync go on when all live lanes of their mask are at one with the same mask."""
+    live = ld64(w + L.W_LIVE)
+    seen = ld64(w + L.W_READY)
+    for lane in range(L.LANES):
+        if (live >> lane) & 1 and (seen >> lane) & 1 == 0 and ld32(w + L.W_WAIT + 4 * lane) == L.WAIT_WARP:
+            mask = ld64(w + L.W_WAIT_A + 8 * lane)
+            here = 0
+            for other in range(L.LANES):
+                if ld32(w + L.W_WAIT + 4 * other) == L.WAIT_WARP and ld64(w + L.W_WAIT_A + 8 * other) == mask:
                     here |= 1 << other
-                    need |= ld64(w + L.W_WAIT_A + 8 * other)
-        if need & live & ~here == 0:
-            wake(w, here)
-            ready |= here
+            here &= live
+            seen |= here
+            if mask & live & ~here == 0:
+                wake(w, here)
 
 
 @helper
@@ -90,6 +121,7 @@ def tl_pick(w):
     ready = ld64(w + L.W_READY)
     if ready != live:
         settle_meetings(w)
+        settle_warp_syncs(w)
         ready = ld64(w + L.W_READY)
         if ready == 0:
             return -1 - L.RET_BLOCKED
@@ -127,24 +159,22 @@ def tl_yield(w):
 
 
 @export
-def tl_meet(w, pc, need, iid):
-    """The group stands at a collective that wants the lanes `need`: 1 to go on (W_MASK is all of them), 0 to wait."""
-    live = ld64(w + L.W_LIVE)
+def tl_meet(w, pc, masks, iid):
+    """The group stands at a collective; masks (i32): the lanes that each lane wants there.
+
+    1 to go on with those whose partners are all there (W_MASK), the others wait; 0 when all have to wait.
+    """
     mask = ld64(w + L.W_MASK)
     for lane in range(L.LANES):
-        if (live >> lane) & 1 and ld32(w + L.W_WAIT + 4 * lane) == L.WAIT_MEET:
-            if lds32(w + L.W_PC + 4 * lane) == pc:
-                mask |= 1 << lane
-                need |= ld64(w + L.W_WAIT_A + 8 * lane)
-    if need & live & ~mask == 0:
-        wake(w, mask)
-        st64(w + L.W_MASK, mask)
-        return 1
-    block(w, mask, L.WAIT_MEET, need, 0, iid)
-    for lane in range(L.LANES):
         if (mask >> lane) & 1:
+            block(w, 1 << lane, L.WAIT_MEET, ld32(masks + 4 * lane), 0, iid)
             st32(w + L.W_PC + 4 * lane, pc)
-    return 0
+    complete = meeting(w, pc, waiting_at(w, pc))
+    if complete == 0:
+        return 0
+    wake(w, complete)
+    st64(w + L.W_MASK, complete)
+    return 1
 
 
 @export

@@ -60,7 +60,9 @@ W_TID_Y = 1152
 W_TID_Z = 1280
 W_CP_GROUP = 1408  # i32 x 32: the open cp.async group
 W_BULK_GROUP = 1536  # i32 x 32: the open bulk group
-W_SCRATCH = 1664  # 12 KB for operands of runtime calls: lane vectors, one after the other
+W_CLUSTER_ARRIVED = 1664  # lanes that have arrived in the cluster barrier's present generation
+W_CLUSTER_DONE = 1672  # lanes whose generation is complete and that have not waited for it yet
+W_SCRATCH = 1728  # 12 KB for operands of runtime calls: lane vectors, one after the other
 SCRATCH_BYTES = 12288
 W_BYTES = W_SCRATCH + SCRATCH_BYTES
 
@@ -75,6 +77,10 @@ WAIT_BULK_READ = 6  # bulk groups up to A have read their source
 WAIT_TIME = 7  # clock A
 WAIT_MBAR_STATE = 8  # mbarrier at A to leave the phase of token B
 WAIT_CLUSTER = 9  # cluster barrier to leave generation B
+WAIT_WARP = 10  # bar.warp.sync: the lanes of mask A
+WAIT_BAR_WARP = 11  # the other lanes of the warp at barrier A (low byte; operation above), thread count B
+WAIT_BAR_RED = 12  # bar.red: named barrier A to leave generation B // 8 (operation B % 8)
+WAIT_RESULT = 13  # not blocked: a bar.red that is to be executed again finds its result in A
 WAIT_TIMED_OUT = 15  # a suspended try_wait that is to return false
 
 # ---------------------------------------------------------------- CTA
@@ -93,9 +99,9 @@ C_DONE = 104
 C_NTHREADS = 112
 C_CLUSTERID = 120  # i64 x 3
 C_LINEAR = 144
-C_BAR = 160  # 16 named barriers x 4 i64: arrived threads, expected (0: all), generation, reduction
+C_BAR = 160  # 16 named barriers x 4 i64: arrived threads, expected (0: all), generation, true | false << 32 of bar.red
 C_BAR_STRIDE = 32
-C_CLUSTER_BAR = 704
+C_CLUSTER_BAR = 704  # generation of the cluster's barrier, in the CTA of rank 0
 C_BYTES = 1024
 
 # ---------------------------------------------------------------- launch (read-only for workers, but for errors)
@@ -223,3 +229,11 @@ ERR_MBAR_TX = 18
 ERR_BULK_SIZE = 19
 ERR_EXITED = 20
 ERR_REMOTE = 21
+ERR_MBAR_INIT = 40
+ERR_MBAR_NO_COMPLETE = 41
+ERR_CP_SIZE = 42
+ERR_MULTICAST = 43
+ERR_BARRIER_SPLIT = 22
+ERR_CLUSTER_ARRIVE = 23
+ERR_CLUSTER_WAIT = 24
+ERR_BREAKPOINT = 25

@@ -54,16 +54,24 @@ def error(compiled, words, memory: Memory, units: list) -> TensorladderError:
 _TEXT = {
     L.ERR_TRAP: "trap executed",
     L.ERR_MBAR_UNINIT: "mbarrier at shared address {address:#x} is used before mbarrier.init",
-    L.ERR_MBAR_COUNT: "mbarrier at shared address {address:#x}: count {a} is not allowed (pending {b})",
-    L.ERR_MBAR_TX: "mbarrier at shared address {address:#x}: transaction count {a} leaves the range of 2**20 - 1",
+    L.ERR_MBAR_COUNT: "mbarrier at shared address {address:#x}: {a} arrivals where this phase still expects {b}",
+    L.ERR_MBAR_INIT: "mbarrier.init at shared address {address:#x}: count {a} must be 1 to 2**20 - 1",
+    L.ERR_MBAR_NO_COMPLETE: "mbarrier at shared address {address:#x}: arrive.noComplete of {a} completes the phase (pending {b})",
+    L.ERR_MBAR_TX: "mbarrier at shared address {address:#x}: a change by {b} bytes takes the transaction count to {a}, "
+    "outside of +-(2**20 - 1)",
     L.ERR_BARRIER_ID: "barrier {a} does not exist (0 to 15)",
-    L.ERR_BARRIER_COUNT: "barrier {a}: thread count {b} is not a positive multiple of 32, or differs from the other warps'",
+    L.ERR_BARRIER_COUNT: "barrier {a}: thread count {b} is no positive multiple of 32 up to the CTA's threads, or differs "
+    "from the count {address} of the warps that are there",
+    L.ERR_BARRIER_SPLIT: "lanes of one warp name different barriers or thread counts ({a} and {b})",
+    L.ERR_CLUSTER_ARRIVE: "barrier.cluster.arrive twice without barrier.cluster.wait between",
+    L.ERR_CLUSTER_WAIT: "barrier.cluster.wait without barrier.cluster.arrive before",
+    L.ERR_BREAKPOINT: "breakpoint",
     L.ERR_TENSOR_MAP: "the tensor map at {address:#x} is not valid for this instruction (rule {a})",
     L.ERR_TMA_ALIGN: "shared address {address:#x} of a bulk copy is not aligned to {a} bytes",
     L.ERR_BULK_SIZE: "bulk copy of {a} bytes: the size must be a multiple of 16",
     L.ERR_ASSERT: "device-side assertion failed",
     L.ERR_ASYNC_FULL: "too many asynchronous operations in flight in one CTA",
-    L.ERR_COLLECTIVE_MASK: "a lane executes a collective whose member mask {a:#x} does not name it",
+    L.ERR_COLLECTIVE_MASK: "a lane executes a collective whose member mask does not name it",
     L.ERR_REMOTE: "shared address {address:#x} belongs to no CTA of this cluster",
     L.ERR_WRONG_SPACE: "address {address:#x} is not in the state space of the instruction",
     L.ERR_TIMEOUT: "stopped",
@@ -114,7 +122,7 @@ def _warp_waits(compiled, unit, slot: int, n: int):
 
 
 def _describe_wait(kind: int, a: int, b: int, unit, slot: int, where: str, blocked: str) -> str:
-    if kind == L.WAIT_BAR:
+    if kind in (L.WAIT_BAR, L.WAIT_BAR_RED):
         bar = slot * L.C_BYTES + L.C_BAR + a * L.C_BAR_STRIDE
         arrived, expected = unit.ctas[bar], unit.ctas[bar + 8]
         want = expected or unit.ctas[slot * L.C_BYTES + L.C_LIVE_WARPS] * L.LANES
@@ -129,6 +137,12 @@ def _describe_wait(kind: int, a: int, b: int, unit, slot: int, where: str, block
         )
     if kind == L.WAIT_MEET:
         return f"wait for lanes {a:#x} to come to {where}"
+    if kind == L.WAIT_WARP:
+        return f"wait for lanes {a:#x} to come to a bar.warp.sync with this mask, {blocked}"
+    if kind == L.WAIT_BAR_WARP:
+        return f"wait at barrier {a & 0xFF} for the other lanes of the warp, {blocked}"
+    if kind == L.WAIT_CLUSTER:
+        return f"wait for the cluster's other threads to arrive at barrier.cluster, {where}"
     if kind in (L.WAIT_CP, L.WAIT_BULK, L.WAIT_BULK_READ):
         return f"wait for asynchronous copies, {blocked}"
     if kind == 0:

@@ -8,6 +8,7 @@ nothing is left to fire, it is a deadlock.
 from __future__ import annotations
 
 from tensorladder.vgpu.machine import layout as L
+from tensorladder.vgpu.machine.barriers import cluster_base, settle_barriers, settle_cluster, settle_gathering
 from tensorladder.vgpu.machine.effects import run_op
 from tensorladder.vgpu.machine.lanes import fail, wake
 from tensorladder.vgpu.machine.native import export, helper
@@ -45,6 +46,7 @@ def start_cta(u, slot, linear):
     st64(c + L.C_LIVE_WARPS, ld64(c + L.C_NWARPS))
     for i in range(16 * 4):
         st64(c + L.C_BAR + 8 * i, 0)
+    st64(c + L.C_CLUSTER_BAR, 0)
     shared = ld64(c + L.C_SHARED)
     size = ld64(c + L.C_SHARED_SIZE)
     fill_bytes(shared, 0xFF, size)
@@ -93,6 +95,8 @@ def start_warp(u, c, w, n, threads, rank):
     st64(w + L.W_PROGRESS, 0)
     st64(w + L.W_HASH, 0)
     st64(w + L.W_STATE, 0)
+    st64(w + L.W_CLUSTER_ARRIVED, 0)
+    st64(w + L.W_CLUSTER_DONE, 0)
     frame = ld64(w + L.W_FRAME)
     fill_bytes(frame, 0xFF, ld64(w + L.W_FRAME_BYTES))
     fill_bytes(ld64(w + L.W_LOCAL), 0xFF, L.LANES * ld64(w + L.W_LOCAL_SIZE))
@@ -104,10 +108,13 @@ def condition(w, kind, a, b):
     if kind == L.WAIT_BAR:
         bar = ld64(w + L.W_CTA) + L.C_BAR + a * L.C_BAR_STRIDE
         return ld64(bar + 16) != b
-    if kind == L.WAIT_MBAR:
+    if kind == L.WAIT_MBAR or kind == L.WAIT_MBAR_STATE:
         return (ld64(a) & 1) != b
     if kind == L.WAIT_TIME:
         return ld64(ld64(w + L.W_UNIT) + L.U_CLOCK) >= a
+    if kind == L.WAIT_CLUSTER:
+        settle_cluster(w)
+        return ld64(cluster_base(w) + L.C_CLUSTER_BAR) != a
     if kind == L.WAIT_CP or kind == L.WAIT_BULK or kind == L.WAIT_BULK_READ:
         return groups_done(w, kind, a, b)
     return False
@@ -135,6 +142,7 @@ def groups_done(w, kind, group, lanes):
 @helper
 def wake_ready(w):
     """Wake the lanes of a warp whose condition holds: true if any did, sleepers (whose time just came) apart."""
+    settle_gathering(w)
     waiting = ld64(w + L.W_LIVE) & ~ld64(w + L.W_READY)
     lanes = 0
     news = False
@@ -146,8 +154,8 @@ def wake_ready(w):
         if (waiting >> lane) & 1 == 0:
             continue
         kind = ld32(w + L.W_WAIT + 4 * lane)
-        if kind == L.WAIT_MEET:
-            continue
+        if kind == L.WAIT_MEET or kind == L.WAIT_WARP or kind == L.WAIT_BAR_WARP or kind == L.WAIT_BAR_RED:
+            continue  # whoever comes wakes them
         a = ld64(w + L.W_WAIT_A + 8 * lane)
         b = ld64(w + L.W_WAIT_B + 8 * lane)
         if kind != last_kind or a != last_a or b != last_b:
@@ -268,17 +276,6 @@ def time_out_waits(u):
                         st32(w + L.W_WAIT + 4 * lane, L.WAIT_TIMED_OUT)
                 count += 1
     return count
-
-
-@helper
-def settle_barriers(c):
-    """Named barriers whose missing warps have exited complete."""
-    for i in range(16):
-        bar = c + L.C_BAR + i * L.C_BAR_STRIDE
-        arrived = ld64(bar)
-        if arrived > 0 and ld64(bar + 8) == 0 and arrived >= L.LANES * ld64(c + L.C_LIVE_WARPS):
-            st64(bar, 0)
-            st64(bar + 16, ld64(bar + 16) + 1)
 
 
 @helper
