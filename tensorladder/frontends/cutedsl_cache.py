@@ -125,7 +125,7 @@ class _Facts:
         return ["function", inside.__module__, inside.__qualname__, line, cells, defaults]
 
     def sources(self, fn: Any) -> list[Any]:
-        """Digest of every module that the described values can reach by name, with the plain values among globals."""
+        """Every module that the described values can reach by name: path, digest, and values of its globals."""
         found: dict[str, Any] = {}
         waiting = [*self._modules, getattr(fn, "__module__", type(fn).__module__)]
         while waiting:
@@ -137,7 +137,7 @@ class _Facts:
             if not file:
                 raise _NotUnderstood
             read = {n for value in vars(module).values() for n in _names_read(value, name)}
-            found[name] = [_digest(file), self._globals(module, read)]
+            found[name] = [file, _digest(file), self._globals(module, read)]
             waiting += [*_reached(module), *_imported(module, read), *self._modules]
         return sorted(found.items())
 

@@ -305,6 +305,7 @@ def exec_points() -> dict[str, tuple[Any, str]]:
         "tensor_init": (_Tensor, "__init__"),
         "benchmark": (testing, "benchmark"),
         "cute_benchmark": (cute_testing, "benchmark"),
+        "autotune": (testing, "_benchmark_for_autotune"),
         "hardware_init": (HardwareInfo, "__init__"),
         "hardware_clusters": (HardwareInfo, "get_max_active_clusters"),
         "hardware_l2": (HardwareInfo, "get_l2_cache_size_in_bytes"),

@@ -66,6 +66,7 @@ def _replacements(session: Session) -> list[tuple[Any, str, Any]]:
         "tensor_init": lambda self, tensor, *args, **kwargs: original_init(self, _on_device(tensor), *args, **kwargs),
         "benchmark": lambda fn, **kwargs: _benchmark(session, fn, **kwargs),
         "cute_benchmark": lambda fn, **kwargs: _benchmark(session, fn, **kwargs),
+        "autotune": lambda fn, *args, **kwargs: _autotune(session, fn, *args, **kwargs),
         "hardware_init": lambda self, device_id=0: None,
         "hardware_clusters": lambda self, size, *_, **__: session.arch.sm_count // size,
         "hardware_l2": lambda self: 50 << 20,
@@ -139,4 +140,15 @@ def _benchmark(session: Session, fn: Any, **kwargs: Any) -> float:
     arguments = generator() if generator else kwargs["kernel_arguments"]
     start = time.perf_counter()
     fn(*arguments.args, **arguments.kwargs)
+    return (time.perf_counter() - start) * 1e6
+
+
+_AUTOTUNE_OPTIONS = ("warmup_iterations", "iterations", "use_cold_l2", "print_verbose", "current_stream")
+
+
+def _autotune(session: Session, fn: Any, *args: Any, **kwargs: Any) -> float:
+    """Stands for the autotuner's benchmark: one call, its wall time in microseconds. It tunes for the emulation."""
+    session.note("times are the emulation's wall time, not a GPU's")
+    start = time.perf_counter()
+    fn(*args, **{k: v for k, v in kwargs.items() if k not in _AUTOTUNE_OPTIONS})
     return (time.perf_counter() - start) * 1e6

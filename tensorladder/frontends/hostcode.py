@@ -19,14 +19,18 @@ from typing import Any
 
 from ..core.arch import check_launch, find, occupancy
 from ..core.cubin import registers, static_shared_bytes
+from ..core.devicefacts import device_attribute
 from ..core.elf import undefined_symbols
 from ..core.errors import MissingExtra, TensorladderError, Unsupported, UsageError
 from ..core.program import Launch, Module, Stream
-from .devicefacts import device_attribute
+from ..core.tensormap import encode, from_driver_call
 from .ptxparams import entry
 
 _LOCK = threading.RLock()
 """Host code keeps kernel handles in static variables and finds its call through `_call`: one call at a time."""
+
+_PROCESS = ctypes.CDLL(None)
+"""The C library, for printf and its like: LLVM looks through the process only where it was told to."""
 
 _SUCCESS, _INVALID_VALUE, _UNKNOWN = 0, 1, 999
 _P, _I32, _U32, _U64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_uint32, ctypes.c_uint64
@@ -188,6 +192,29 @@ def _occupancy(out: int, kernel: int, threads: int, smem: int) -> int:
     return _store(out, _I32, fits.ctas)
 
 
+def _encode_tiled(out: int, data_type: int, rank: int, address: int, *rest: int) -> int:
+    """cuTensorMapEncodeTiled: dims, strides, box and element strides as arrays, then four enums."""
+    dims, strides, box, element_strides, *enums = rest
+    if not 1 <= rank <= 5:
+        raise UsageError(f"tensor map refused: rank {rank} must be 1 to 5")
+
+    def array(kind: Any, at: int, count: int) -> list[int]:
+        return list((kind * count).from_address(at)) if count else []
+
+    made = from_driver_call(
+        data_type,
+        address,
+        array(_U64, dims, rank),
+        array(_U64, strides, rank - 1) if strides else None,
+        array(_U32, box, rank),
+        array(_U32, element_strides, rank),
+        *enums,
+        compute_capability=find(_current().code.module.arch).compute_capability,
+    )
+    ctypes.memmove(out, encode(made), 128)
+    return _SUCCESS
+
+
 def _init_library_once(state: int, init: int, load_to_device: int, _set_error: int) -> int:
     """The DSL's helper for TVM-FFI objects: `state` is a static variable, zero until the library is loaded."""
     if _U64.from_address(state).value:
@@ -232,6 +259,7 @@ CUDA: dict[str, tuple[Any, tuple[Any, ...], Callable[..., Any]]] = {
     "_cudaLaunchKernelEx": (_I32, (_P, _P, _P), _launch_ex),
     "_cudaLaunchKernel": (_I32, (_P, _I32, _I32, _I32, _I32, _I32, _I32, _P, _U64, _P), _launch_plain),
     "_cudaOccupancyMaxActiveBlocksPerMultiprocessor": (_I32, (_P, _P, _I32, _U64), _occupancy),
+    "_cuTensorMapEncodeTiled": (_I32, (_P, _I32, _U32, _P, _P, _P, _P, _P, _I32, _I32, _I32, _I32), _encode_tiled),
     "cuda_dialect_init_library_once": (_I32, (_P, _P, _P, _P), _init_library_once),
     "cuda_dialect_unload_library_once": (None, (_P,), lambda state: None),
     "CuteDSLRT_TVMFFISetRaisedCudaError": (None, (_P, _I32), _raise_cuda_error),
@@ -280,7 +308,7 @@ def _provide(binding: Any, symbol: str, libraries: tuple[Any, ...]) -> None:
     if symbol in _registered or symbol == "_GLOBAL_OFFSET_TABLE_":
         return
     if symbol not in CUDA:
-        for library in libraries:
+        for library in (*libraries, _PROCESS):
             try:
                 address = ctypes.cast(getattr(library, symbol), _P).value
             except AttributeError:

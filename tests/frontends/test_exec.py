@@ -173,3 +173,53 @@ def test_everything_is_put_back(tmp_path):
     run(tmp_path, "import torch\n")
     assert before == (torch.cuda.is_available, torch.Generator, CudaDialectJitCompiledFunction.to, os.getcwd())
     assert not torch.zeros(2).is_cuda
+
+
+def test_driver_and_runtime_calls(tmp_path):
+    body = """
+        import ctypes, numpy as np
+        from cuda.bindings import driver, runtime
+        assert driver.cuInit(0) == (driver.CUresult.CUDA_SUCCESS,)
+        assert driver.cuDeviceGetCount()[1] == 1 and int(driver.cuDeviceGet(0)[1]) == 0
+        sms = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+        assert driver.cuDeviceGetAttribute(sms, 0)[1] == 132
+        error, p = driver.cuMemAlloc(64)
+        host = np.arange(16, dtype=np.int32)
+        driver.cuMemcpyHtoD(p, host.ctypes.data, 64)
+        back = np.zeros(16, np.int32)
+        driver.cuMemcpyDtoH(back, p, 64)
+        assert (back == host).all() and int(p) % 256 == 0
+        driver.cuMemsetD32(p, 7, 4)
+        driver.cuMemcpyDtoH(back, p, 64)
+        assert back[:5].tolist() == [7, 7, 7, 7, 4]
+        assert driver.cuMemFree(p)[0] == 0
+        error, start = runtime.cudaEventCreate(); error, end = runtime.cudaEventCreate()
+        runtime.cudaEventRecord(start, 0); runtime.cudaEventRecord(end, 0)
+        error, ms = runtime.cudaEventElapsedTime(start, end)
+        assert error == runtime.cudaError_t.cudaSuccess and ms > 0
+        """
+    assert run(tmp_path, body) == 0
+    with pytest.raises(UsageError, match="was not allocated"):
+        run(tmp_path, "from cuda.bindings import driver\ndriver.cuMemFree(driver.CUdeviceptr(64))\n")
+
+
+def test_memory_of_the_driver_is_the_devices_until_it_is_freed(tmp_path):
+    seen = []
+
+    class Looking(Adder):
+        def __init__(self, ranges):
+            seen.append([(r.name, r.size) for r in ranges])
+            super().__init__(ranges)
+
+    body = """
+        from cuda.bindings import driver
+        p = driver.cuMemAlloc(12345)[1]
+        kernels.add_plain(a, b, c)
+        driver.cuMemFree(p)
+        view = a[3:]
+        del a
+        kernels.add_plain(b, b, c)
+        """
+    run(tmp_path, HEAD + textwrap.dedent(body), machine=Looking)
+    assert ("driver memory", 12345) in seen[0] and ("driver memory", 12345) not in seen[1]
+    assert seen[1].count(("float32 tensor", 4000)) == 3, "a view keeps the memory of a"

@@ -14,6 +14,7 @@ from typing import Any
 from ...core.arch import find
 from ...core.errors import TensorladderError, UsageError
 from ...core.program import Stream
+from .bindings import driver_facade
 from .session import HostRange, Session
 
 Hook = Callable[[Session], AbstractContextManager[Any]]
@@ -48,6 +49,7 @@ def run_script(
             from .torch_facade import torch_facade
 
             stack.enter_context(torch_facade(session))
+        stack.enter_context(driver_facade(session))
         for hook in hooks:
             stack.enter_context(hook(session))
         stack.enter_context(_as_main(script, argv))

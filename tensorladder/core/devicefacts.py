@@ -1,9 +1,12 @@
-"""What cudaDeviceGetAttribute answers for an architecture when host code asks and no GPU is there."""
+"""What cudaDeviceGetAttribute answers for an architecture when host code asks and no GPU is there.
+
+CUdevice_attribute (cuda.h) and cudaDeviceAttr (driver_types.h) share their numbers.
+"""
 
 from __future__ import annotations
 
-from ..core import arch as archs
-from ..core.errors import Unsupported
+from . import arch as archs
+from .errors import Unsupported
 
 
 def device_attribute(arch: str, attribute: int) -> int:
@@ -18,6 +21,8 @@ def device_attribute(arch: str, attribute: int) -> int:
         10: archs.WARP_SIZE,
         12: archs.REGISTERS_PER_SM,  # registers a block
         16: found.sm_count,
+        13: 1_755_000,  # clock, kHz
+        38: 50 << 20,  # L2 cache
         39: found.max_threads_per_sm,
         75: major,
         76: minor,
