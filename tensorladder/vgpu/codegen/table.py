@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from tensorladder.vgpu.ptx.nodes import Instr
 
-FAMILIES = ("integer", "floating", "logic", "compare", "convert", "control", "memory", "atomic", "warp", "sync",
-            "matrix", "mbarrier", "async_copy", "tensor_copy", "misc")  # fmt: skip
+FAMILIES = ("integer", "floating", "approx", "logic", "compare", "convert", "control", "memory", "atomic", "warp",
+            "sync", "matrix", "mbarrier", "async_copy", "tensor_copy", "misc")  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,125 @@
+"""f16, bf16 and their packed pairs (PTX ISA, "Half Precision Floating Point Instructions").
+
+Elements are computed in f32 where that rounds once for all practical purposes (f32 has more than twice the digits, so
+rounding a sum of f16 or bf16 twice is harmless, and an f16 product is exact), else in f64 with rounding to odd.
+"""
+
+from __future__ import annotations
+
+from tensorladder.core.errors import Unsupported
+from tensorladder.vgpu.codegen import fp
+from tensorladder.vgpu.codegen.emit import Emitter
+from tensorladder.vgpu.ptx.nodes import Instr
+
+#: mnemonic -> modifiers by element type
+_MODS = {
+    "add": {"f16": "rn ftz sat", "bf16": "rn"},
+    "sub": {"f16": "rn ftz sat", "bf16": "rn"},
+    "mul": {"f16": "rn ftz sat", "bf16": "rn"},
+    "fma": {"f16": "rn ftz sat relu oob", "bf16": "rn relu oob"},
+    "min": {"f16": "ftz NaN xorsign abs", "bf16": "NaN xorsign abs"},
+    "max": {"f16": "ftz NaN xorsign abs", "bf16": "NaN xorsign abs"},
+    "neg": {"f16": "ftz", "bf16": "ftz"},
+    "abs": {"f16": "ftz", "bf16": "ftz"},
+}
+
+
+def elements(e: Emitter, operand: object, ty: str) -> list[str]:
+    """An operand's elements as <32 x i16>: one, or the low and the high one."""
+    if ty.endswith("x2"):
+        return list(fp.unpack(e, e.value(operand, "b32"), 16))
+    return [fp.bits_of(e, e.value(operand, ty), ty) if ty == "f16" else e.value(operand, ty)]
+
+
+def store(e: Emitter, operand: object, parts: list[str], ty: str) -> None:
+    """Write elements to a result."""
+    if ty.endswith("x2"):
+        e.set(operand, fp.pack(e, *parts, 16), "b32")
+    else:
+        e.set(operand, parts[0], "b16")
+
+
+def arithmetic(e: Emitter, i: Instr) -> None:
+    """add, sub, mul, fma, min, max, neg, abs. Raises Unsupported for others."""
+    ty = i.mods[-1]
+    kind = ty.removesuffix("x2")
+    if i.op not in _MODS:
+        raise Unsupported(i.text)
+    mods = fp.modifiers(i, 1, _MODS[i.op][kind])
+    operands = [elements(e, o, ty) for o in i.operands[1:]]
+    parts = [_element(e, i.op, kind, mods, list(args)) for args in zip(*operands, strict=True)]
+    store(e, i.operands[0], parts, ty)
+
+
+def _element(e: Emitter, op: str, kind: str, mods: frozenset[str], args: list[str]) -> str:
+    """One element from <32 x i16> operands."""
+    if "ftz" in mods:
+        args = [fp.flush_bits(e, a, kind) for a in args]
+    if op == "neg":
+        return e.op(f"xor {fp.I16} {args[0]}, {e.splat(fp.I16, 0x8000)}")
+    if op == "abs":
+        return e.op(f"and {fp.I16} {args[0]}, {e.splat(fp.I16, 0x7FFF)}")
+    wide = [fp.widen(e, a, kind) for a in args]
+    if op in ("min", "max"):
+        return _extreme(e, op, kind, mods, wide, args)
+    value = _WIDE[op](e, kind, *wide)
+    if "sat" in mods:
+        value = fp.saturate(e, value, "f32")
+    if "relu" in mods:
+        value = fp.relu(e, value, "f32")
+    bits = fp.narrow(e, value, kind)
+    if "ftz" in mods:
+        bits = fp.flush_bits(e, bits, kind)
+    if "oob" in mods:
+        bits = _out_of_bounds(e, bits, args)
+    return bits
+
+
+def _simple(op: str):
+    def emit(e: Emitter, kind: str, a: str, b: str) -> str:
+        return e.op(f"{op} {fp.F32} {a}, {b}")
+
+    return emit
+
+
+def _f64(e: Emitter, value: str) -> str:
+    return e.op(f"fpext {fp.F32} {value} to {fp.F64}")
+
+
+def _mul(e: Emitter, kind: str, a: str, b: str) -> str:
+    if kind == "f16":
+        return e.op(f"fmul {fp.F32} {a}, {b}")
+    product = e.op(f"fmul {fp.F64} {_f64(e, a)}, {_f64(e, b)}")  # exact, below f32's range too
+    return fp.narrow_f64(e, product, "odd")
+
+
+def _fma(e: Emitter, kind: str, a: str, b: str, c: str) -> str:
+    product = e.op(f"fmul {fp.F64} {_f64(e, a)}, {_f64(e, b)}")  # exact
+    return fp.narrow_f64(e, fp.sum_to_odd(e, product, _f64(e, c)), "odd")
+
+
+_WIDE = {"add": _simple("fadd"), "sub": _simple("fsub"), "mul": _mul, "fma": _fma}
+
+
+def _extreme(e: Emitter, op: str, kind: str, mods: frozenset[str], wide: list[str], args: list[str]) -> str:
+    if "abs" in mods:
+        wide = [fp.absolute(e, a, "f32") for a in wide]
+    value = fp.extreme(e, op, *wide, "f32", "NaN" in mods)
+    bits = fp.narrow(e, value, kind)
+    if "xorsign" in mods:
+        sign = e.op(f"and {fp.I16} {e.op(f'xor {fp.I16} {args[0]}, {args[1]}')}, {e.splat(fp.I16, 0x8000)}")
+        signed = e.op(f"or {fp.I16} {bits}, {sign}")
+        bits = fp.select(e, fp.is_nan(e, value, "f32"), fp.I16, bits, signed)
+    return bits
+
+
+#: the NaN that tensor copies fill out-of-bounds elements with, which .oob takes for zero
+OOB_NAN = 0xFFFF
+
+
+def _out_of_bounds(e: Emitter, bits: str, args: list[str]) -> str:
+    """.oob: 0 where an operand is the out-of-bounds NaN."""
+    for a in args:
+        hit = e.op(f"icmp eq {fp.I16} {a}, {e.splat(fp.I16, OOB_NAN)}")
+        bits = fp.select(e, hit, fp.I16, "zeroinitializer", bits)
+    return bits
