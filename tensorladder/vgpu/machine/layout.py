@@ -62,6 +62,7 @@ W_CP_GROUP = 1408  # i32 x 32: the open cp.async group
 W_BULK_GROUP = 1536  # i32 x 32: the open bulk group
 W_CLUSTER_ARRIVED = 1664  # lanes that have arrived in the cluster barrier's present generation
 W_CLUSTER_DONE = 1672  # lanes whose generation is complete and that have not waited for it yet
+W_CARRY = 1680  # CC.CF of the lanes, a bit each
 W_SCRATCH = 1728  # 12 KB for operands of runtime calls: lane vectors, one after the other
 SCRATCH_BYTES = 12288
 W_BYTES = W_SCRATCH + SCRATCH_BYTES
