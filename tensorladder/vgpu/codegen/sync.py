@@ -89,7 +89,7 @@ _SEMANTICS = ("sc", "acq_rel", "acquire", "release")
 _RESTRICT = ("sync_restrict::shared::cta", "sync_restrict::shared::cluster")
 _PROXIES = ("alias", "async", "tensormap::generic", "async::generic")
 _PROXY_SPACES = ("global", "shared::cta", "shared::cluster")
-#: what the hook of a fence says: kind | semantics << 4 | scope << 8 | space << 12 (0: none, else 1 + place in its tuple)
+#: what the hook of a fence says: kind | semantics << 4 | scope << 8 | space << 12 (0: none, else 1 + place)
 FENCE_MEMORY, FENCE_MBARRIER_INIT, FENCE_PROXY = 0, 1, 2  # a proxy fence's kind: FENCE_PROXY + place in _PROXIES
 
 

@@ -29,7 +29,7 @@ def member_mask(e: Emitter, i: Instr) -> str:
 
 
 def _members(e: Emitter, i: Instr, operand: object) -> str:
-    """<32 x i32>: the lanes that a lane's member mask names and that are here. A lane that its mask leaves out stops."""
+    """<32 x i32>: the lanes that a lane's member mask names and that are here. A lane left out of its mask stops."""
     here = e.once("lanes32", lambda: e.broadcast("i32", e.lanes()))
     if isinstance(operand, Imm):
         if operand.value & _FULL == _FULL:
