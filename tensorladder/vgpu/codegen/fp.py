@@ -70,11 +70,20 @@ def is_nan(e: Emitter, value: str, ty: str) -> str:
     return e.op(f"fcmp uno {vec(ty)} {value}, zeroinitializer")
 
 
-def canonical(e: Emitter, value: str, ty: str) -> str:
-    """NaNs become the NaN that the chip's operations give."""
+def canonical(e: Emitter, value: str, ty: str, by_bits: bool = False) -> str:
+    """NaNs become the NaN that the chip's operations give.
+
+    by_bits: look for NaN by integers, as LLVM takes `x < 0 ? NaN : sqrt(x)` for sqrt(x) with any NaN.
+    """
     ints = ivec(TYPE_BITS[ty])
-    nan = e.splat(ints, BITS[ty][2])
-    return from_bits(e, select(e, is_nan(e, value, ty), ints, nan, bits_of(e, value, ty)), ty)
+    bits = bits_of(e, value, ty)
+    if by_bits:
+        exponent, sign, _ = BITS[ty]
+        size = e.op(f"and {ints} {bits}, {e.splat(ints, sign - 1)}")
+        bad = e.op(f"icmp ugt {ints} {size}, {e.splat(ints, exponent)}")
+    else:
+        bad = is_nan(e, value, ty)
+    return from_bits(e, select(e, bad, ints, e.splat(ints, BITS[ty][2]), bits), ty)
 
 
 def flush_bits(e: Emitter, bits: str, ty: str) -> str:
