@@ -68,11 +68,12 @@ def lop3(e: Emitter, i: Instr) -> None:
 
 def _table(e: Emitter, inputs: list[str], table: int) -> str:
     """Code for a truth table, by expansion about the first input; equal and opposite halves make it short."""
-    half = 1 << (len(inputs) - 1)
+    size = 1 << len(inputs)
+    if table in (0, (1 << size) - 1):
+        return const(e, -1 if table else 0)
+    half = size // 2
     ones = (1 << half) - 1
     high, low = table >> half, table & ones
-    if not inputs or table in (0, (1 << 2 * half) - 1):
-        return const(e, -1 if table else 0)
     a, rest = inputs[0], inputs[1:]
     if high == low:
         return _table(e, rest, low)

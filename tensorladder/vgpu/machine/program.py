@@ -77,7 +77,8 @@ def compile_kernel(text: str, kernel: str, checked: bool = False) -> Compiled:
         parts = _build(text, kernel, checked)
         cache.write(name, pickle.dumps(parts))
     low, obj, variables, files, target = parts
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), target_machine(1))
+    # an engine owns its target machine and frees it, so the cached one must not be given to it
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), target_machine.__wrapped__(1))
     engine.add_object_file(llvm.ObjectFileRef.from_data(obj))
     engine.finalize_object()
     return Compiled(low, engine.get_function_address("kernel"), engine, variables, files, target)

@@ -1,0 +1,97 @@
+"""Byte permutation and moves against Python."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tests.vgpu.ptx_kernels import Case, bits, cases_test
+
+N = 512
+
+# d's bytes from 3 to 0 by the control's low two bits (PTX ISA, table of prmt's modes)
+MODES = {
+    "f4e": ((3, 2, 1, 0), (4, 3, 2, 1), (5, 4, 3, 2), (6, 5, 4, 3)),
+    "b4e": ((5, 6, 7, 0), (6, 7, 0, 1), (7, 0, 1, 2), (0, 1, 2, 3)),
+    "rc8": ((0,) * 4, (1,) * 4, (2,) * 4, (3,) * 4),
+    "ecl": ((3, 2, 1, 0), (3, 2, 1, 1), (3, 2, 2, 2), (3, 3, 3, 3)),
+    "ecr": ((0, 0, 0, 0), (1, 1, 1, 0), (2, 2, 1, 0), (3, 2, 1, 0)),
+    "rc16": ((1, 0, 1, 0), (3, 2, 3, 2), (1, 0, 1, 0), (3, 2, 3, 2)),
+}
+
+
+def words() -> dict:
+    return {"a": ("b32", bits("b32", N, 1)), "b": ("b32", bits("b32", N, 2))}
+
+
+def permuted(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    both = b.astype(np.uint64) << np.uint64(32) | a
+    total = np.zeros(len(a), np.uint64)
+    for k in range(4):
+        nibble = c.astype(np.uint64) >> np.uint64(4 * k) & np.uint64(15)
+        byte = both >> (nibble & np.uint64(7)) * np.uint64(8) & np.uint64(255)
+        byte = np.where(nibble >= 8, (byte >> np.uint64(7)) * np.uint64(255), byte)
+        total |= byte << np.uint64(8 * k)
+    return total.astype(np.uint32)
+
+
+def by_mode(mode: str):
+    def reference(a, b, c):
+        table = np.array([sum(p << 4 * (3 - k) for k, p in enumerate(row)) for row in MODES[mode]])
+        return permuted(a, b, table[c & 3])
+
+    return reference
+
+
+def prmt_cases() -> list[Case]:
+    control = {"c": ("b32", bits("b32", N, 3))}
+    cases = [Case("prmt.b32", "prmt.b32 %d, %a, %b, %c;", words() | control, {"d": "b32"}, permuted)]
+    for mode in MODES:
+        op = f"prmt.b32.{mode}"
+        cases.append(Case(op, f"{op} %d, %a, %b, %c;", words() | control, {"d": "b32"}, by_mode(mode)))
+    selectors = (0x3210, 0x7654, 0x5410, 0x7632, 0x0123, 0xFEDC, 0x4440, 0xB3A2)
+    body = "\n".join(f"prmt.b32 %d{s}, %a, %b, {s};" for s in selectors) + "\nprmt.b32.f4e %e, %a, %b, 2;"
+    outs = {f"d{s}": "b32" for s in selectors} | {"e": "b32"}
+
+    def constants(a, b):
+        found = {f"d{s}": permuted(a, b, np.full(len(a), s)) for s in selectors}
+        return found | {"e": permuted(a, b, np.full(len(a), 0x5432))}
+
+    cases.append(Case("prmt by constants", body, words(), outs, constants))
+    return cases
+
+
+def mov_cases() -> list[Case]:
+    packing = """{ .reg .b16 %x, %y, %z, %w; .reg .b32 %l, %h;
+mov.b32 {%x, %y}, %a; mov.b64 {%l, %h}, %w0; mov.b64 {%z, %w, _, _}, %w0; mov.b32 %d, {%y, %x}; mov.b64 %e, {%h, %l};
+mov.b64 %f, {%x, %y, %z, %w}; }"""
+
+    def reference(a, w0):
+        h, l = w0 >> np.uint64(32), w0 & np.uint64(0xFFFFFFFF)
+        return {
+            "d": a << np.uint32(16) | a >> np.uint32(16),
+            "e": l << np.uint64(32) | h,
+            "f": (w0 & np.uint64(0xFFFFFFFF)) << np.uint64(32) | a,
+        }
+
+    inputs = {"a": ("b32", bits("b32", N, 1)), "w0": ("b64", bits("b64", N, 2))}
+    cases = [Case("mov with vectors", packing, inputs, {"d": "b32", "e": "b64", "f": "b64"}, reference)]
+    constants = """mov.f32 %d, 0f3FC00000; mov.f64 %e, 0dBFF8000000000000; mov.b32 %f, -7; mov.u64 %g, 0xFFFFFFFFFF;
+mov.pred %p, 1; mov.b16 %h, 65535;"""
+    outs = {"d": "f32", "e": "f64", "f": "b32", "g": "u64", "p": "pred", "h": "b16"}
+
+    def values(a):
+        return {
+            "d": np.float32(1.5),
+            "e": np.float64(-1.5),
+            "f": np.uint32(0xFFFFFFF9),
+            "g": np.uint64(0xFFFFFFFFFF),
+            "p": np.True_,
+            "h": np.uint16(65535),
+        }
+
+    cases.append(Case("mov of constants", constants, {"a": ("b32", bits("b32", N))}, outs, values))
+    return cases
+
+
+CASES = prmt_cases() + mov_cases()
+test_cases = cases_test(CASES)
