@@ -114,6 +114,7 @@ REFUSALS = [
     ("b2-warp-mma", {"arch": "sm_86", "stages": 7}, "stages"),
     ("b2-warp-mma", {"warps_m": 0}, "warps_m"),
     ("b2-warp-mma", {"raster": 0}, "raster"),
+    ("b5-tma", {"shape": (1, 64, 64)}, "M=1"),
     ("b5-tma", {"shape": (64, 60, 64)}, "N=60"),
     ("b5-tma", {"shape": (64, 64, 60)}, "K=60"),
     ("b5-tma", {"arch": "sm_80"}, "sm_80"),

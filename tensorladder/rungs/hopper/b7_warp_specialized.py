@@ -255,10 +255,11 @@ class WarpSpecializedGemm:
 
 
 def compile(arch: str, shape: tuple[int, ...], dtype: str, config: WarpSpecializedGemmConfig | None = None) -> Program:
-    """The rung for one architecture, shape (M, N, K) and element type. Any M; N and K multiples of 8 (16 bytes)."""
+    """The rung for one architecture, shape (M, N, K) and element type. M from 2; N and K multiples of 8 (16 bytes)."""
     (m, n, k), dtype = RUNG.check(arch, shape, dtype)
     config = config or WarpSpecializedGemmConfig()
     check_config(config, arch)
+    RUNG.require(m > 1, "M=1: the DSL makes a one-dimensional tensor map of a single row, pad M to 2")
     RUNG.require(n % 8 == 0, f"N={n}: TMA wants row pitches of 16 bytes, pad N to a multiple of 8")
     RUNG.require(k % 8 == 0, f"K={k}: TMA wants row pitches of 16 bytes, pad K to a multiple of 8")
     arrays = [row_major(dtype, extents) for extents in ((m, k), (n, k), (m, n))]
