@@ -6,7 +6,10 @@ Run as a script, this prints the table.
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
+
+import pytest
 
 from tensorladder.rungs.rung import catalog
 
@@ -43,6 +46,18 @@ def test_commands_in_the_readme_are_understood(ask):
         for word in words:
             if word.startswith("--"):
                 assert word in help_text, line
+
+
+def test_the_python_in_the_readme_runs(tmp_path, monkeypatch):
+    pytest.importorskip("llvmlite")
+    pytest.importorskip("cutlass")
+    shutil.copy(Path(__file__).parents[1] / "data" / "saxpy.ptx", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"^```python\n(.*?)^```", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    names: dict = {}
+    for block in blocks:
+        exec(block, names)
+    assert (names["y"] == 2).all() and names["result"].ok
 
 
 if __name__ == "__main__":
