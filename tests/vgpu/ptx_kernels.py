@@ -75,7 +75,7 @@ class Case:
     ulp: int = 0
     block: int = 128
     n: int = 0
-    version: str = "8.0"
+    version: str = "8.6"
     target: str = "sm_90a"
     module: str = ""
     smem: int = 0
@@ -116,13 +116,13 @@ def ptx_of(case: Case, diverged: bool = False) -> str:
     lines = [f".version {case.version}", f".target {case.target}", ".address_size 64", case.module]
     lines.append(".visible .entry kernel(" + ", ".join(f".param .u64 p_{name}" for name in params) + ")\n{")
     lines.append("  .reg .b32 %idx, %_ctaid, %_ntid, %_tid, %_flag;\n  .reg .b64 %_a, %_o;\n  .reg .pred %_skip;")
-    for name, ty in [*((name, ty) for name, (ty, _) in case.inputs.items()), *case.outputs.items()]:
-        lines.append(f"  .reg .{TYPES[ty][1]} %{name};")
-    lines += [f"  .reg .b64 %{name};" for name in case.buffers]
     lines.append(
         "  mov.u32 %_ctaid, %ctaid.x; mov.u32 %_ntid, %ntid.x; mov.u32 %_tid, %tid.x;\n"
         "  mad.lo.u32 %idx, %_ctaid, %_ntid, %_tid;"
-    )
+    )  # before the declarations: an input may be called `tid`
+    for name, ty in [*((name, ty) for name, (ty, _) in case.inputs.items()), *case.outputs.items()]:
+        lines.append(f"  .reg .{TYPES[ty][1]} %{name};")
+    lines += [f"  .reg .b64 %{name};" for name in case.buffers]
     for name, (ty, _) in case.inputs.items():
         lines += [_address(name, ty), _load(name, ty)]
     lines += [f"  ld.param.u64 %{name}, [p_{name}];" for name in case.buffers]

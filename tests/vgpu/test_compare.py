@@ -78,19 +78,21 @@ def setp_cases() -> list[Case]:
                 return {f"{h}_": compared(h, a, b, ty, ftz) for h in how}
 
             cases.append(Case(f"setp{ftz}.{ty}", body, two(ty), {f"{h}_": "pred" for h in how}, reference))
+        half = ty in ("f16", "bf16")  # these have one result
         body = "".join(
-            f"setp.{how[-1]}.{op}.{ty} %{op}_p|%{op}_q, %a, %b, {'!' if op == 'or' else ''}%c;\n" for op in BOOL
+            f"setp.{how[-1]}.{op}.{ty} %{op}_p{'' if half else f'|%{op}_q'}, %a, %b, {'!' if op == 'or' else ''}%c;\n"
+            for op in BOOL
         )
 
-        def joined(a, b, c, ty=ty, h=how[-1]):
+        def joined(a, b, c, ty=ty, h=how[-1], half=half):
             t = compared(h, a, b, ty)
             found = {}
             for op, fn in BOOL.items():
                 other = c == 0 if op == "or" else c != 0
-                found |= {f"{op}_p": fn(t, other), f"{op}_q": fn(~t, other)}
+                found |= {f"{op}_p": fn(t, other)} | ({} if half else {f"{op}_q": fn(~t, other)})
             return found
 
-        outs = {f"{op}_{x}": "pred" for op in BOOL for x in "pq"}
+        outs = {f"{op}_{x}": "pred" for op in BOOL for x in ("p" if half else "pq")}
         inputs = two(ty) | {"c": ("pred", ints("u32", N, 8) & 1)}
         cases.append(Case(f"setp with a predicate.{ty}", body, inputs, outs, joined))
     return cases
