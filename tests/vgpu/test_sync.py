@@ -9,8 +9,8 @@ from tests.vgpu.ptx_kernels import Case, cases_test, ptx_of
 N = 256
 U32 = np.uint32
 IDX = np.arange(N, dtype=U32)
-TILE = ".shared .align 4 .b32 tile[256];\n.reg .b32 %tid, %base, %at, %v, %k; .reg .pred %q, %z; mov.u32 %base, tile;\n"
-TILE += "mov.u32 %tid, %tid.x; mad.lo.u32 %at, %tid, 4, %base;\n"
+TILE = ".shared .align 4 .b32 tile[256];\n.reg .b32 %me, %base, %at, %v, %k; .reg .pred %q, %z; mov.u32 %base, tile;\n"
+TILE += "mov.u32 %me, %tid.x; mad.lo.u32 %at, %me, 4, %base;\n"
 
 
 def values(name, body, reference, outputs=None, **options):
@@ -20,7 +20,7 @@ def values(name, body, reference, outputs=None, **options):
 
 
 #: the value of the thread at the other end of the CTA, through shared memory
-_REVERSE = "sub.u32 %k, {last}, %tid; mad.lo.u32 %k, %k, 4, %base; ld.shared.u32 %d, [%k];"
+_REVERSE = "sub.u32 %k, {last}, %me; mad.lo.u32 %k, %k, 4, %base; ld.shared.u32 %d, [%k];"
 
 
 def reverse(name, sync, block=N, **options):
@@ -41,7 +41,7 @@ REVERSE = [
     reverse("twice, other order", "bar.sync 0; bar.sync 0;\nbar.sync 1; bar.sync 0;"),
     reverse(
         "barrier.sync in both branches",
-        "and.b32 %k, %tid, 1; setp.eq.u32 %q, %k, 0; @%q bra EVEN;\n"
+        "and.b32 %k, %me, 1; setp.eq.u32 %q, %k, 0; @%q bra EVEN;\n"
         "barrier.sync 2; bra JOIN;\nEVEN: barrier.sync 2;\nJOIN:",
     ),
     reverse("cluster of one", "barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;"),
@@ -94,11 +94,11 @@ REDUCTIONS = [
 ]
 
 _HANDOVER = """
-    shr.u32 %k, %tid, 5; setp.ge.u32 %q, %k, 4;
+    shr.u32 %k, %me, 5; setp.ge.u32 %q, %k, 4;
     mov.u32 %d, 0; mov.u32 %v, 0;
     @%q bra CONSUMER;
     PRODUCE: bar.sync 2, 256;
-    mad.lo.u32 %k, %v, 1000, %tid; st.shared.u32 [%at], %k;
+    mad.lo.u32 %k, %v, 1000, %me; st.shared.u32 [%at], %k;
     bar.arrive 1, 256;
     add.u32 %v, %v, 1; setp.lt.u32 %z, %v, 5;
     @%z bra PRODUCE;
@@ -121,7 +121,7 @@ WARP = [
     values(
         "bar.warp.sync in both branches",
         TILE
-        + """and.b32 %k, %tid, 31; setp.lt.u32 %q, %k, 16; mov.u32 %v, 0;
+        + """and.b32 %k, %me, 31; setp.lt.u32 %q, %k, 16; mov.u32 %v, 0;
         @%q bra LOW;
         st.shared.u32 [%at], %idx; bar.warp.sync 0xffffffff; bra JOIN;
         LOW: add.u32 %v, %v, 1; setp.lt.u32 %z, %v, 9; @%z bra LOW;
@@ -133,9 +133,9 @@ WARP = [
     values(
         "tiles of a warp sync on their own",
         TILE
-        + """and.b32 %k, %tid, 24; mov.u32 %v, 0xff; shl.b32 %v, %v, %k;
+        + """and.b32 %k, %me, 24; mov.u32 %v, 0xff; shl.b32 %v, %v, %k;
         st.shared.u32 [%at], %idx; bar.warp.sync %v;
-        xor.b32 %k, %tid, 7; mad.lo.u32 %k, %k, 4, %base; ld.shared.u32 %d, [%k];""",
+        xor.b32 %k, %me, 7; mad.lo.u32 %k, %k, 4, %base; ld.shared.u32 %d, [%k];""",
         lambda: IDX ^ 7,
     ),
     values(
@@ -188,21 +188,21 @@ def test_handover_under_every_schedule():
 
 
 def test_exited_warps_and_lanes_do_not_count():
-    body = TILE + "mov.u32 %d, 7; setp.ge.u32 %q, %tid, 200;\n@%q exit;\nbar.sync 0;\n"
+    body = TILE + "mov.u32 %d, 7; setp.ge.u32 %q, %me, 200;\n@%q exit;\nbar.sync 0;\n"
     assert (launch(body + _REVERSE.format(last=199).replace("ld.shared", "add.u32 %d, %d, 1; //"))[:200] == 8).all()
-    body = TILE + "setp.ge.u32 %q, %tid, 20; @%q bra SPIN; bar.sync 0; mov.u32 %d, 3; bra OUT;\nSPIN: mov.u32 %v, 0;\n"
+    body = TILE + "setp.ge.u32 %q, %me, 20; @%q bra SPIN; bar.sync 0; mov.u32 %d, 3; bra OUT;\nSPIN: mov.u32 %v, 0;\n"
     body += "AGAIN: add.u32 %v, %v, 1; setp.lt.u32 %z, %v, 50000; @%z bra AGAIN;\nexit;\nOUT:"
     assert (launch(body)[:20] == 3).all()
-    body = TILE + "bar.arrive 3, 512; setp.ge.u32 %q, %tid, 128; @%q exit;\nmov.u32 %d, 1;"
+    body = TILE + "bar.arrive 3, 512; setp.ge.u32 %q, %me, 128; @%q exit;\nmov.u32 %d, 1;"
     fails(body, "barrier 3: thread count 512")
 
 
 def test_cluster_barrier_without_those_that_have_exited():
-    body = TILE + "setp.ge.u32 %q, %tid, 100; @%q exit;\nbarrier.cluster.arrive;\nbarrier.cluster.wait;\nmov.u32 %d, 4;"
+    body = TILE + "setp.ge.u32 %q, %me, 100; @%q exit;\nbarrier.cluster.arrive;\nbarrier.cluster.wait;\nmov.u32 %d, 4;"
     assert (launch(body, cluster=2).reshape(2, N)[:, :100] == 4).all()
     body = (
         TILE
-        + "barrier.cluster.arrive.relaxed; setp.ge.u32 %q, %tid, 100; @%q exit;\nbarrier.cluster.wait;\nmov.u32 %d, 4;"
+        + "barrier.cluster.arrive.relaxed; setp.ge.u32 %q, %me, 100; @%q exit;\nbarrier.cluster.wait;\nmov.u32 %d, 4;"
     )
     assert (launch(body, cluster=2).reshape(2, N)[:, :100] == 4).all()
 
@@ -213,9 +213,9 @@ def test_wrong_barriers():
     fails("bar.sync 1, 33;", "barrier 1: thread count 33")
     fails("bar.sync 1, 1024;", "barrier 1: thread count 1024")
     fails(
-        TILE + "shr.u32 %k, %tid, 5; mad.lo.u32 %k, %k, 32, 32; bar.sync 2, %k;", "barrier 2: thread count", "differs"
+        TILE + "shr.u32 %k, %me, 5; mad.lo.u32 %k, %k, 32, 32; bar.sync 2, %k;", "barrier 2: thread count", "differs"
     )
-    fails(TILE + "and.b32 %k, %tid, 1; bar.sync %k;", "different barriers", "(0 and 1)")
+    fails(TILE + "and.b32 %k, %me, 1; bar.sync %k;", "different barriers", "(0 and 1)")
     fails("barrier.cluster.arrive; barrier.cluster.arrive;", "barrier.cluster.arrive twice")
     fails("barrier.cluster.wait;", "barrier.cluster.wait without barrier.cluster.arrive")
     fails("bar.warp.sync 0xfffffffe;", "member mask does not name it", "lane 0")
@@ -228,7 +228,7 @@ def test_refused_and_corrupt():
 
 
 def test_hangs_say_who_waits_on_what():
-    half = TILE + "setp.lt.u32 %q, %tid, {n};\n@%q bar.sync 1, 256;"
+    half = TILE + "setp.lt.u32 %q, %me, {n};\n@%q bar.sync 1, 256;"
     fails(
         half.format(n=128),
         "hangs",
@@ -236,9 +236,9 @@ def test_hangs_say_who_waits_on_what():
         "PTX line",
     )
     fails(half.format(n=16), "hangs", "warp 0 of CTA (0, 0, 0) wait at barrier 1")
-    half = TILE + "setp.lt.u32 %q, %tid, {n};\n@%q bar.sync 1;\nbar.sync 2;"
+    half = TILE + "setp.lt.u32 %q, %me, {n};\n@%q bar.sync 1;\nbar.sync 2;"
     fails(half.format(n=128), "barrier 1 (128 of 256", "barrier 2 (128 of 256")
     fails(half.format(n=16), "barrier 1 for the other lanes of the warp", "lanes 0xffff)", "barrier 2")
-    one = TILE + "setp.eq.u32 %q, %tid, 5;\n@%q bra OUT;\n{wait}\nOUT: bar.sync 0;"
+    one = TILE + "setp.eq.u32 %q, %me, 5;\n@%q bra OUT;\n{wait}\nOUT: bar.sync 0;"
     fails(one.format(wait="bar.warp.sync -1;"), "wait for lanes 0xffffffff to come to a bar.warp.sync")
     fails(one.format(wait="barrier.cluster.arrive; barrier.cluster.wait;"), "barrier.cluster")
