@@ -112,6 +112,14 @@ def test_what_a_script_asks_of_torch(tmp_path):
             pass
         else:
             raise SystemExit("numpy() of a CUDA tensor must fail")
+        for t in (torch.randn(7, device="cuda"), torch.randn(7, device="cuda") * 2, torch.ones(3).cuda()):
+            assert t.data_ptr() % 256 == 0
+        for t in (torch.empty(9, device="cuda"), torch.empty_like(x), x.new_empty(3)):
+            assert t.isnan().all(), "nobody wrote it"
+        leaf = torch.randn(3, device="cuda", requires_grad=True); (leaf * leaf).sum().backward()
+        assert torch.allclose(leaf.grad, 2 * leaf)
+        top = torch.randn(9, device="cuda").topk(3)
+        assert top.values.is_cuda
         from cutlass.utils import HardwareInfo
         assert HardwareInfo().get_max_active_clusters(2) == 74
         """

@@ -70,6 +70,10 @@ class Session:
         if range_.size and key not in self._tracked:
             self._tracked[key] = (weakref.ref(owner, lambda _: self._tracked.pop(key, None)), range_)
 
+    def knows(self, address: int) -> bool:
+        """Whether live memory starts there."""
+        return any(range_.address == address for _, range_ in self._tracked.values())
+
     def ranges(self) -> list[HostRange]:
         """The device memory that is alive now, each address once, with its owner held."""
         found: dict[int, HostRange] = {}

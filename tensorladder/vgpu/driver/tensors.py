@@ -7,13 +7,18 @@ float32 and are rounded once, as cuBLAS does; torch's own CPU code for them is s
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
+import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
 from .session import HostRange, Session
 
+_ALIGN = 256
+_GAP = 4096
+_UNWRITTEN = {"empty", "empty_like", "empty_strided", "new_empty"}
 _HALF = (torch.float16, torch.bfloat16)
 _PRODUCTS = {
     torch.matmul, torch.mm, torch.bmm, torch.mv, torch.dot, torch.addmm, torch.baddbmm, torch.einsum,
@@ -116,12 +121,20 @@ class OnHost(TorchFunctionMode):
             result = plain(result)
         elif self.default_is_cuda and not named and getattr(func, "__name__", "") in _FACTORIES:
             result = _as_cuda(result)
+        if isinstance(result, CudaTensor) and getattr(func, "__name__", "") in _UNWRITTEN:
+            _poison(result)
         return self._seen(result)
 
     def _seen(self, result: Any) -> Any:
-        """Remember the memory of a device tensor: launches may touch it while it lives."""
+        """Remember the memory of device tensors: launches may touch it while they live."""
         if isinstance(result, CudaTensor):
+            if not self._session.knows(plain(result).untyped_storage().data_ptr()):
+                _settle(result)
             self._session.track(result, _memory_of(plain(result)))
+        elif isinstance(result, tuple | list):
+            for item in result:
+                if isinstance(item, CudaTensor):
+                    self._session.track(item, _memory_of(plain(item)))
         return result
 
     def _cuda(self, tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
@@ -149,6 +162,25 @@ class OnHost(TorchFunctionMode):
         return _as_cuda(fresh) if claims_cuda(device) else plain(fresh)
 
 
+def _settle(tensor: CudaTensor) -> None:
+    """Move a fresh tensor to memory as a GPU would give it: at a 256-byte boundary, with a gap after it."""
+    storage = plain(tensor).untyped_storage()
+    if not storage.nbytes() or storage.data_ptr() % _ALIGN == 0 or tensor.requires_grad:
+        return
+    raw = np.empty(storage.nbytes() + _ALIGN + _GAP, np.uint8)
+    start = -raw.ctypes.data % _ALIGN
+    home = torch.frombuffer(raw[start : start + storage.nbytes()], dtype=torch.uint8).untyped_storage()
+    home.copy_(storage)
+    with torch._C.DisableTorchFunctionSubclass():
+        tensor.set_(home, tensor.storage_offset(), tensor.size(), tensor.stride())
+
+
+def _poison(tensor: CudaTensor) -> None:
+    """Memory that nobody wrote is all ones, a NaN in every float format: what reads it shows."""
+    storage = plain(tensor).untyped_storage()
+    ctypes.memset(storage.data_ptr(), 0xFF, storage.nbytes())
+
+
 def _memory_of(tensor: torch.Tensor) -> HostRange:
     storage = tensor.untyped_storage()
     whole = tensor.is_contiguous() and tensor.nbytes == storage.nbytes()
@@ -167,4 +199,8 @@ _FACTORIES = {
 
 
 def _as_cuda(result: Any) -> Any:
-    return result.as_subclass(CudaTensor) if isinstance(result, torch.Tensor) else result
+    if not isinstance(result, torch.Tensor):
+        return result
+    if result.requires_grad and result.is_leaf:  # as_subclass alone would make it the result of an operation
+        return result.detach().as_subclass(CudaTensor).requires_grad_()
+    return result.as_subclass(CudaTensor)
