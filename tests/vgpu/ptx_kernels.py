@@ -193,6 +193,7 @@ def run(case: Case, on: str = "vgpu", *, diverged: bool = False, policy: str | N
 
 def _run_silicon(case: Case, text: str, args: Sequence[np.ndarray], grid: int) -> None:
     """Through the driver: copy in, launch, copy out. The arrays are changed in place."""
+    from tensorladder.core.errors import KernelError
     from tensorladder.core.program import Launch, Module
     from tensorladder.silicon import driver
 
@@ -207,20 +208,36 @@ def _run_silicon(case: Case, text: str, args: Sequence[np.ndarray], grid: int) -
     stream = driver.Stream()
     module = Module(text, case.target)
     stream.enqueue(Launch(module, "kernel", (grid, 1, 1), (case.block, 1, 1), params, case.smem, (case.cluster, 1, 1)))
-    stream.synchronize()
+    try:
+        stream.synchronize()
+    except KernelError:
+        reset_silicon()
+        raise
     for array, address in zip(args, addresses, strict=True):
         driver.call("cuMemcpyDtoH_v2", ctypes.c_void_p(array.ctypes.data), address, ctypes.c_size_t(array.nbytes))
         driver.call("cuMemFree_v2", address)
 
 
-def _context(driver: Any, made: list = []) -> None:  # noqa: B006 - the one context of the process
-    if not made:
+_CONTEXTS: list[int] = []
+
+
+def _context(driver: Any) -> None:
+    """Make the device's primary context current, once."""
+    if not _CONTEXTS:
         driver.library()
         device, context = ctypes.c_int(), ctypes.c_void_p()
         driver.call("cuDeviceGet", ctypes.byref(device), 0)
         driver.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
         driver.call("cuCtxSetCurrent", context)
-        made.append(context)
+        _CONTEXTS.append(device.value)
+
+
+def reset_silicon() -> None:
+    """A fault on the GPU makes its context useless: the next case gets a new one."""
+    from tensorladder.silicon import driver
+
+    if _CONTEXTS:
+        driver.call("cuDevicePrimaryCtxReset_v2", _CONTEXTS.pop())
 
 
 def run_elementwise(

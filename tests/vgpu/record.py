@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> int:
             except Exception as error:  # one bad case may not lose the others' results
                 failed += 1
                 print(f"{name}: {error}")
-    recorder.write(folder, keep=False)
+        recorder.write(folder, keep=False)  # after each module: a hang costs one, not all
     print(f"{done} cases agree, {failed} do not; written to {folder}")
     return 1 if failed else 0
 
