@@ -182,10 +182,15 @@ def count_cases() -> list[Case]:
 
 
 # ---------------------------------------------------------------- bit fields
+def eight_bits(x: int, top: int) -> int:
+    """Places and lengths: the ISA restricts them to 255; beyond, 32-bit forms mask and 64-bit forms do not."""
+    return x & 255 if top == 31 else min(x, 255)
+
+
 def extract(a: int, b: int, c: int, ty: str) -> int:
     """The ISA's pseudo-code of bfe."""
     top = width_of(ty) - 1
-    place, length = b & 255, c & 255
+    place, length = eight_bits(b, top), eight_bits(c, top)
     sign = 0 if ty[0] == "u" or length == 0 else a >> min(place + length - 1, top) & 1
     found = 0
     for k in range(top + 1):
@@ -197,7 +202,7 @@ def extract(a: int, b: int, c: int, ty: str) -> int:
 def insert(a: int, b: int, c: int, e: int, ty: str) -> int:
     """The ISA's pseudo-code of bfi."""
     top = width_of(ty) - 1
-    place, length = c & 255, e & 255
+    place, length = eight_bits(c, top), eight_bits(e, top)
     for k in range(length):
         if place + k <= top:
             b = b & ~(1 << (place + k)) | (a >> k & 1) << (place + k)

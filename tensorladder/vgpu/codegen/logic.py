@@ -207,9 +207,11 @@ def _select_bit(e: Emitter, mask: str, n: str) -> str:
 
 
 # ---------------------------------------------------------------- bit fields
-def _byte(e: Emitter, operand: object) -> str:
-    """An unsigned operand of which 8 bits count."""
-    return e.op(f"and {I32} {e.value(operand, 'u32')}, {const(e, 255)}")
+def _place(e: Emitter, operand: object, bits: int) -> str:
+    """A field's place or length, at most 255. The ISA leaves more open: 32-bit forms on silicon take the low 8 bits,
+    64-bit ones the whole word."""
+    value = e.value(operand, "u32")
+    return e.op(f"and {I32} {value}, {const(e, 255)}") if bits == 32 else minimum(e, value, const(e, 255))
 
 
 @instruction("bfe", forms="u32, s32, u64, s64")
@@ -218,7 +220,7 @@ def bfe(e: Emitter, i: Instr) -> None:
     ty, _ = _typed(i, {"u32", "s32", "u64", "s64"})
     bits, llvm = TYPE_BITS[ty], vec(ty)
     (a,) = operands(e, i, ty, 1)
-    place, length = _byte(e, i.operands[2]), _byte(e, i.operands[3])
+    place, length = (_place(e, o, bits) for o in i.operands[2:4])
     end = minimum(e, e.op(f"add {I32} {place}, {length}"), const(e, bits))
     up = e.op(f"sub {I32} {const(e, bits)}, {end}")
     top = shifted(e, "shl", a, up, ty)
@@ -233,7 +235,7 @@ def bfi(e: Emitter, i: Instr) -> None:
     ty, _ = _typed(i, {"b32", "b64"})
     llvm = vec(ty)
     a, b = operands(e, i, ty)
-    place, length = _byte(e, i.operands[3]), _byte(e, i.operands[4])
+    place, length = (_place(e, o, TYPE_BITS[ty]) for o in i.operands[3:5])
     ones = e.splat(llvm, -1)
     field = e.op(f"xor {llvm} {shifted(e, 'shl', ones, length, ty)}, {ones}")
     mask = shifted(e, "shl", field, place, ty)
