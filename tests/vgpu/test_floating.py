@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from tests.vgpu.exact import bits as bits_of
-from tests.vgpu.exact import exact, extreme, flushed, saturated, values
+from tests.vgpu.exact import exact, extreme, flushed, pass_nans, saturated, values
 from tests.vgpu.ptx_kernels import Case, cases_test, floats, pair
 
 N = 1024
@@ -100,10 +100,14 @@ def extremes(ty: str, suffixes: tuple[str, ...], count: int = 2, ops: tuple[str,
 
 
 def unary(op: str, ty: str, function: Callable[[np.ndarray], np.ndarray]) -> Case:
-    """One operand, no NaN among them (neg and abs of NaN are unspecified)."""
-    x = floats(ty, N, 70)
-    return Case(f"{op}.{ty}", f"{op}.{ty} %d, %a;", {"a": (ty, np.where(np.isnan(x), 1, x).astype(x.dtype))},
-                {"d": WORD[ty]}, lambda a: bits_of(function(values(a, ty)), ty))  # fmt: skip
+    """neg and abs: NaN is made canonical (f32) or quiet (f64), whatever the sign."""
+
+    def reference(a: np.ndarray) -> np.ndarray:
+        result = bits_of(function(values(a, ty)), ty)
+        return pass_nans(result, (a,)) if ty == "f64" else result
+
+    x = {"a": (ty, floats(ty, N, 70))}
+    return Case(f"{op}.{ty}", f"{op}.{ty} %d, %a;", x, {"d": WORD[ty]}, reference)
 
 
 TESTS = ("finite", "infinite", "number", "notanumber", "normal", "subnormal")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from tensorladder.core.errors import Unsupported
 from tensorladder.vgpu.codegen import fp, smallfp
 from tensorladder.vgpu.codegen.emit import SIGNED, Emitter, ivec, vec
-from tensorladder.vgpu.codegen.fp import F32, F64, I32, I64
+from tensorladder.vgpu.codegen.fp import F32, F64, I16, I32, I64
 from tensorladder.vgpu.codegen.table import instruction
 from tensorladder.vgpu.ptx.nodes import TYPE_BITS, Instr
 
@@ -169,22 +169,35 @@ def _float_to_float(e: Emitter, i: Instr, to: str, ty: str) -> None:
     if integral:
         value = _integral(e, value, work, integral)
     mode = fp.rounding(mods)
+    # NaN keeps its payload where an f64 or no arithmetic is concerned
+    keep = "f64" in (ty, to) or (ty in ("f32", "bf16") and to == "f32" and not mods)
     if work == "f64" and to != "f64":
         value, work = fp.narrow_f64(e, value, mode if to == "f32" else "odd"), "f32"
     elif work == "f32" and to == "f64":
+        if "ftz" in mods:
+            value = fp.canonical(e, value, "f32")
         value, work = e.op(f"fpext {F32} {value} to {F64}"), "f64"
-    _put(e, i.operands[0], value, work, to, mode, mods)
+    _put(e, i.operands[0], value, work, to, mode, mods, keep)
 
 
-def _put(e: Emitter, operand: object, value: str, work: str, to: str, mode: str, mods: frozenset[str]) -> None:
-    """Store a result that is of type `to` already, or an f32 still to be rounded to 16 bits."""
+def _put(
+    e: Emitter, operand: object, value: str, work: str, to: str, mode: str, mods: frozenset[str], keep: bool = False
+) -> None:
+    """Store a result that is of type `to` already, or an f32 still to be rounded to 16 bits. keep: NaNs as they are."""
     if to == work:
-        keep = mods if to == "f32" else mods - {"ftz"}
-        e.set(operand, fp.finish(e, value, to, keep), to)
+        if "ftz" in mods and to == "f32":
+            value = fp.flush(e, value, to)
+        if "sat" in mods:
+            value = fp.saturate(e, value, to)
+        elif not keep:
+            value = fp.canonical(e, value, to)
+        e.set(operand, value, to)
         return
     if "sat" in mods:
         value = fp.saturate(e, value, "f32")
     bits = smallfp.halves(e, value, to, mode, satfinite="satfinite" in mods, relu="relu" in mods)
+    if keep:
+        bits = fp.select(e, fp.is_nan(e, value, "f32"), I16, smallfp.nan_halves(e, value, to), bits)
     e.set(operand, bits, "b16")
 
 

@@ -55,15 +55,14 @@ def _compute(e: Emitter, op: str, ty: str, mods: frozenset[str], args: list[str]
         args = [fp.flush(e, a, ty) for a in args]
     if op in ("min", "max", "min3", "max3"):
         return _extremes(e, op[:3], ty, mods, args)
-    if op == "neg":
-        return e.op(f"fneg {vec(ty)} {args[0]}")
-    if op == "abs":
-        return fp.absolute(e, args[0], ty)
+    if op in ("neg", "abs"):
+        value = e.op(f"fneg {vec(ty)} {args[0]}") if op == "neg" else fp.absolute(e, args[0], ty)
+        return fp.finish(e, value, ty, mods, args)
     name = "fma" if op in ("fma", "mad") else f"f{op}"
     value = fp.rounded(e, name, ty, fp.rounding(mods), *args)
     if op == "div" and "approx" in mods:
         value = _huge_divisor(e, value, args[1])
-    return fp.finish(e, value, ty, mods)
+    return fp.finish(e, value, ty, mods, args[::-1] if op == "div" else args)
 
 
 def _extremes(e: Emitter, op: str, ty: str, mods: frozenset[str], args: list[str]) -> str:
@@ -129,7 +128,7 @@ def rcp(e: Emitter, i: Instr) -> None:
         return
     if "ftz" in mods:
         a = fp.flush(e, a, ty)
-    e.set(i.operands[0], fp.finish(e, _inverse(e, a, ty, fp.rounding(mods)), ty, mods), ty)
+    e.set(i.operands[0], fp.finish(e, _inverse(e, a, ty, fp.rounding(mods)), ty, mods, [a]), ty)
 
 
 def _inverse(e: Emitter, a: str, ty: str, mode: str) -> str:
@@ -140,8 +139,11 @@ def _gross(e: Emitter, a: str, function) -> str:
     """The f64 approximations: they see and give the upper 32 bits alone and flush subnormals (rcp.approx.ftz.f64)."""
     high = e.splat(fp.I64, 0xFFFFFFFF00000000)
     a = fp.from_bits(e, e.op(f"and {fp.I64} {fp.bits_of(e, fp.flush(e, a, 'f64'), 'f64')}, {high}"), "f64")
-    value = fp.canonical(e, fp.flush(e, function(a), "f64"), "f64")
-    return fp.from_bits(e, e.op(f"and {fp.I64} {fp.bits_of(e, value, 'f64')}, {high}"), "f64")
+    bits = e.op(f"and {fp.I64} {fp.bits_of(e, fp.flush(e, function(a), 'f64'), 'f64')}, {high}")
+    # NaN by its bits: LLVM takes `x < 0 ? NaN : sqrt(x)` for sqrt(x) with any NaN
+    size = e.op(f"and {fp.I64} {bits}, {e.splat(fp.I64, (1 << 63) - 1)}")
+    nan = e.op(f"icmp ugt {fp.I64} {size}, {e.splat(fp.I64, fp.BITS['f64'][0])}")
+    return fp.from_bits(e, fp.select(e, nan, fp.I64, e.splat(fp.I64, 0x7FFFFFFF00000000), bits), "f64")
 
 
 @instruction("sqrt", forms="f32: .approx .rn .rz .rm .rp .ftz; f64: .rn .rz .rm .rp")
@@ -155,7 +157,8 @@ def sqrt(e: Emitter, i: Instr) -> None:
     root = fp.rounded(e, "sqrt", ty, fp.rounding(mods), a)
     if "ftz" in mods:
         root = fp.flush(e, root, ty)
-    e.set(i.operands[0], fp.canonical(e, root, ty, by_bits=True), ty)
+    root = fp.canonical(e, root, ty, by_bits=True) if ty == "f32" else fp.pass_nans(e, root, [a])
+    e.set(i.operands[0], root, ty)
 
 
 @instruction("rsqrt", forms="f32 and f64: .approx .ftz")
@@ -169,7 +172,7 @@ def rsqrt(e: Emitter, i: Instr) -> None:
         return _inverse(e, fp.rounded(e, "sqrt", "f64", "rn", x), "f64", "rn")
 
     if ty == "f64":
-        value = _gross(e, a, function) if "ftz" in mods else fp.canonical(e, function(a), ty)
+        value = _gross(e, a, function) if "ftz" in mods else fp.pass_nans(e, function(a), [a])
     else:
         if "ftz" in mods:
             a = fp.flush(e, a, ty)

@@ -1,9 +1,10 @@
 """Building blocks of floating-point code: what PTX asks of every operation beyond the operation itself.
 
-NaN results are the canonical NaN as on the chip, `.ftz` flushes subnormals to zero of the same sign, `.sat` clamps to
-[0, 1] with NaN to +0, `.relu` clamps negatives (and -0) to +0. Directed roundings run under the host's own rounding
-mode, in functions of their own that set and restore it, so that they are exactly rounded without emulation. Fused
-and narrow results are rounded once: intermediate results in a wider format are rounded to odd.
+NaN results are those of the chip: the canonical NaN up to f32, an operand's NaN made quiet for f64. `.ftz` flushes
+subnormals to zero of the same sign, `.sat` clamps to [0, 1] with NaN to +0, `.relu` clamps negatives (and -0) to +0.
+Directed roundings run under the host's own rounding mode, in functions of their own that set and restore it, so that
+they are exactly rounded without emulation. Fused and narrow results are rounded once: intermediate results in a wider
+format are rounded to odd.
 """
 
 from __future__ import annotations
@@ -86,6 +87,19 @@ def canonical(e: Emitter, value: str, ty: str, by_bits: bool = False) -> str:
     return from_bits(e, select(e, bad, ints, e.splat(ints, BITS[ty][2]), bits), ty)
 
 
+def quiet_f64(e: Emitter, value: str) -> str:
+    """A NaN's bits (<32 x i64>) as f64 operations pass it on: sign and payload kept, made quiet."""
+    return e.op(f"or {I64} {bits_of(e, value, 'f64')}, {e.splat(I64, 1 << 51)}")
+
+
+def pass_nans(e: Emitter, value: str, args: list[str]) -> str:
+    """An f64 result: the NaN of an operand (of the last one that is NaN, as on an H200), else the default NaN."""
+    bits = bits_of(e, canonical(e, value, "f64", by_bits=True), "f64")
+    for a in args:
+        bits = select(e, is_nan(e, a, "f64"), I64, quiet_f64(e, a), bits)
+    return from_bits(e, bits, "f64")
+
+
 def flush_bits(e: Emitter, bits: str, ty: str) -> str:
     """Subnormals (as integers of `ty`'s width) to zero of the same sign."""
     ints = ivec(TYPE_BITS[ty])
@@ -123,13 +137,13 @@ def relu(e: Emitter, value: str, ty: str) -> str:
     return select(e, e.op(f"fcmp ole {v} {value}, zeroinitializer"), v, "zeroinitializer", value)
 
 
-def finish(e: Emitter, value: str, ty: str, mods: frozenset[str]) -> str:
-    """An f32 or f64 result with .ftz, .sat and the canonical NaN."""
+def finish(e: Emitter, value: str, ty: str, mods: frozenset[str], args: list[str] | None = None) -> str:
+    """An f32 or f64 result with .ftz, .sat and the right NaN. args: the operands of an f64 operation."""
     if "ftz" in mods:
         value = flush(e, value, ty)
     if "sat" in mods:
         return saturate(e, value, ty)
-    return canonical(e, value, ty)
+    return canonical(e, value, ty) if ty == "f32" else pass_nans(e, value, args or [])
 
 
 # ---------------------------------------------------------------- rounding
@@ -253,4 +267,6 @@ def extreme(e: Emitter, op: str, a: str, b: str, ty: str, nan: bool = False) -> 
         quiet = from_bits(e, e.splat(ints, BITS[ty][2]), ty)
         return select(e, bad, v, quiet, value)
     value = select(e, is_nan(e, a, ty), v, b, select(e, is_nan(e, b, ty), v, a, value))
+    if ty == "f64":  # with two NaNs, the second
+        return from_bits(e, select(e, is_nan(e, value, ty), I64, quiet_f64(e, value), bits_of(e, value, ty)), ty)
     return canonical(e, value, ty)

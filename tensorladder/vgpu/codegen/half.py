@@ -55,10 +55,9 @@ def _element(e: Emitter, op: str, kind: str, mods: frozenset[str], args: list[st
     """One element from <32 x i16> operands."""
     if "ftz" in mods:
         args = [fp.flush_bits(e, a, kind) for a in args]
-    if op == "neg":
-        return e.op(f"xor {fp.I16} {args[0]}, {e.splat(fp.I16, 0x8000)}")
-    if op == "abs":
-        return e.op(f"and {fp.I16} {args[0]}, {e.splat(fp.I16, 0x7FFF)}")
+    if op in ("neg", "abs"):
+        how, mask = ("xor", 0x8000) if op == "neg" else ("and", 0x7FFF)
+        return _quiet(e, kind, args[0], e.op(f"{how} {fp.I16} {args[0]}, {e.splat(fp.I16, mask)}"))
     wide = [fp.widen(e, a, kind) for a in args]
     if op in ("min", "max"):
         return _extreme(e, op, kind, mods, wide, args)
@@ -71,8 +70,15 @@ def _element(e: Emitter, op: str, kind: str, mods: frozenset[str], args: list[st
     if "ftz" in mods:
         bits = fp.flush_bits(e, bits, kind)
     if "oob" in mods:
-        bits = _out_of_bounds(e, bits, args)
+        bits = _out_of_bounds(e, bits, args[:2])
     return bits
+
+
+def _quiet(e: Emitter, kind: str, operand: str, bits: str) -> str:
+    """`bits`, or the canonical NaN where the operand is a NaN."""
+    size = e.op(f"and {fp.I16} {operand}, {e.splat(fp.I16, 0x7FFF)}")
+    nan = e.op(f"icmp ugt {fp.I16} {size}, {e.splat(fp.I16, fp.BITS[kind][0])}")
+    return fp.select(e, nan, fp.I16, e.splat(fp.I16, fp.BITS[kind][2]), bits)
 
 
 def _simple(op: str):
@@ -113,13 +119,14 @@ def _extreme(e: Emitter, op: str, kind: str, mods: frozenset[str], wide: list[st
     return bits
 
 
-#: the NaN that tensor copies fill out-of-bounds elements with, which .oob takes for zero
-OOB_NAN = 0xFFFF
+#: the NaN that tensor copies fill out-of-bounds elements with, of either sign, for f16 and bf16 (found on an H200)
+OOB_NAN = 0x7FF7
 
 
-def _out_of_bounds(e: Emitter, bits: str, args: list[str]) -> str:
-    """.oob: 0 where an operand is the out-of-bounds NaN."""
-    for a in args:
-        hit = e.op(f"icmp eq {fp.I16} {a}, {e.splat(fp.I16, OOB_NAN)}")
+def _out_of_bounds(e: Emitter, bits: str, factors: list[str]) -> str:
+    """.oob: 0 where a factor is the out-of-bounds NaN; the addend may be one like any NaN."""
+    for a in factors:
+        size = e.op(f"and {fp.I16} {a}, {e.splat(fp.I16, 0x7FFF)}")
+        hit = e.op(f"icmp eq {fp.I16} {size}, {e.splat(fp.I16, OOB_NAN)}")
         bits = fp.select(e, hit, fp.I16, "zeroinitializer", bits)
     return bits

@@ -136,3 +136,13 @@ def halves(e: Emitter, value: str, fmt: str, mode: str, *, satfinite: bool = Fal
     if mode == "rn" and not satfinite:
         return fp.narrow(e, fp.relu(e, value, "f32") if relu else value, fmt)
     return e.op(f"trunc {I32} {encode(e, value, fmt, mode, satfinite=satfinite, relu=relu)} to {I16}")
+
+
+def nan_halves(e: Emitter, value: str, fmt: str) -> str:
+    """NaNs of f32 lanes as f16 or bf16 with sign and the payload's upper bits."""
+    bits = fp.bits_of(e, value, "f32")
+    if fmt == "bf16":
+        return e.op(f"trunc {I32} {_i(e, 'lshr', bits, 16)} to {I16}")
+    sign = _i(e, "and", _i(e, "lshr", bits, 16), 0x8000)
+    payload = _i(e, "and", _i(e, "lshr", bits, 13), 0x3FF)
+    return e.op(f"trunc {I32} {_i(e, 'or', _i(e, 'or', sign, payload), 0x7C00)} to {I16}")
