@@ -21,10 +21,29 @@ _WORDS = {"u32", "s32"}
 PACKED = "<64 x i16>"
 
 
-@instruction(
-    "add", "sub", "mul", "mad", "fma", "min", "max", "neg", "abs", "div", "rem",
-    forms="16 to 64 bits, u and s; add, min and max of u16x2 and s16x2; .sat, .relu, .cc; .hi, .lo, .wide; floats",
-)  # fmt: skip
+_F32 = "f32: .rn .rz .rm .rp .ftz .sat; f64: .rn .rz .rm .rp"
+_F16 = "f16, f16x2: .ftz .sat; bf16, bf16x2"
+_SUMS = f"16 to 64 bits, u and s; u16x2, s16x2; .sat, .cc; {_F32}; f32x2; {_F16}; f32 with f16 or bf16"
+_EXTREMES = "16 to 64 bits, u and s; u16x2, s16x2; .relu; f32, f64, f16, bf16 and pairs: .ftz .NaN .abs .xorsign"
+_SIGNS = "s16, s32, s64; f32, f64, f16, bf16 and pairs; .ftz"
+#: mnemonic -> forms that run, for SUPPORTED.md
+_FORMS = {
+    "add": _SUMS,
+    "sub": _SUMS,
+    "mul": f".lo and .hi of 16 to 64 bits, .wide of 16 and 32, u and s; {_F32}; f32x2; {_F16}",
+    "mad": f".lo and .hi of 16 to 64 bits, .wide of 16 and 32, u and s; .hi.sat.s32; .lo.cc, .hi.cc; {_F32}",
+    "fma": f"{_F32}; f32x2; {_F16}; .relu of 16-bit types; f32 with f16 or bf16",
+    "min": _EXTREMES,
+    "max": _EXTREMES,
+    "neg": _SIGNS,
+    "abs": _SIGNS,
+    "div": "16 to 64 bits, u and s; f32: .approx .full .rn .rz .rm .rp .ftz; f64: .rn .rz .rm .rp",
+    "rem": "16 to 64 bits, u and s",
+}
+_REFUSED = dict.fromkeys(("add", "sub", "mul"), "the packed mixed forms of PTX 9.4")
+_REFUSED["fma"] = ".oob; the packed mixed forms of PTX 9.4"
+
+
 def arithmetic(e: Emitter, i: Instr) -> None:
     """Dispatch by type: integers here, the others to `floating`."""
     ty = i.mods[-1]
@@ -37,6 +56,10 @@ def arithmetic(e: Emitter, i: Instr) -> None:
         if emit is None:
             raise Unsupported(i.text)
         emit(e, i, ty)
+
+
+for _op, _text in _FORMS.items():
+    instruction(_op, forms=_text, refused=_REFUSED.get(_op, ""))(arithmetic)
 
 
 # ---------------------------------------------------------------- add, sub, min, max, neg, abs

@@ -101,7 +101,8 @@ def _ld_param(e: Emitter, mem: Mem, items: tuple, ty: str) -> None:
         e.set(item, value, f"s{bits}" if ty.startswith("s") else f"b{bits}")
 
 
-@instruction("st", results=0, forms="all spaces, vectors and types; cache and eviction hints; volatile to release")
+@instruction("st", results=0, forms="all spaces, vectors and types; cache and eviction hints; volatile to release",
+             refused="st.async, st.bulk")  # fmt: skip
 def st(e: Emitter, i: Instr) -> None:
     """Store."""
     space, count, ty = split(i)

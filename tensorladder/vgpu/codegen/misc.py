@@ -1,4 +1,4 @@
-"""Bytes of words: prmt and the video instructions (PTX ISA, "prmt", "Video Instructions")."""
+"""Bytes of words, and addresses in a cluster (PTX ISA, "prmt", "mapa", "getctarank")."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from tensorladder.core.errors import Unsupported
 from tensorladder.vgpu.codegen.emit import Emitter
 from tensorladder.vgpu.codegen.ints import I32, I64
 from tensorladder.vgpu.codegen.table import instruction
-from tensorladder.vgpu.ptx.nodes import Imm, Instr
+from tensorladder.vgpu.machine import layout as L
+from tensorladder.vgpu.ptx.nodes import Imm, Instr, Mem, Reg, Sym
 
 #: selectors of the modes by the low two bits of the control operand
 _MODES = {
@@ -76,3 +77,34 @@ def _chosen(e: Emitter, a: str, b: str, selector: str) -> str:
         wide = e.op(f"zext <32 x i8> {byte} to {I32}")
         total = e.op(f"or {I32} {total}, {e.op(f'shl {I32} {wide}, {e.splat(I32, 8 * n)}')}")
     return total
+
+
+# ---------------------------------------------------------------- addresses in a cluster
+def _shared_address(e: Emitter, i: Instr, operand: object) -> tuple[str, str]:
+    """(address as <32 x i64>, type) of the operand of mapa or getctarank; shared or generic, the rank lies alike."""
+    ty = i.mods[-1]
+    if ty not in ("u32", "u64") or i.mods[:-1] not in ((), ("shared::cluster",)):
+        raise Unsupported(i.text)
+    if isinstance(operand, Reg | Sym):
+        return e.address(Mem(operand, 0)), ty
+    return e.value(operand, "u64"), ty
+
+
+@instruction("mapa", forms="generic and shared::cluster, u32 and u64")
+def mapa(e: Emitter, i: Instr) -> None:
+    """The address in another CTA's shared memory that an address in the own one corresponds to."""
+    address, ty = _shared_address(e, i, i.operands[1])
+    rank = e.op(f"zext {I32} {e.value(i.operands[2], 'u32')} to {I64}")
+    rank = e.op(f"shl {I64} {rank}, {e.splat(I64, L.RANK_SHIFT)}")
+    place = e.op(f"and {I64} {address}, {e.splat(I64, ~(0xFF << L.RANK_SHIFT))}")
+    value = e.op(f"or {I64} {place}, {rank}")
+    e.set(i.operands[0], value if ty == "u64" else e.op(f"trunc {I64} {value} to {I32}"), ty)
+
+
+@instruction("getctarank", forms="generic and shared::cluster, u32 and u64")
+def getctarank(e: Emitter, i: Instr) -> None:
+    """The rank in its cluster of the CTA whose shared memory an address lies in."""
+    address, _ = _shared_address(e, i, i.operands[1])
+    rank = e.op(f"lshr {I64} {address}, {e.splat(I64, L.RANK_SHIFT)}")
+    rank = e.op(f"and {I64} {rank}, splat (i64 255)")
+    e.set(i.operands[0], e.op(f"trunc {I64} {rank} to {I32}"), "u32")
