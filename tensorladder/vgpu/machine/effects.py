@@ -3,16 +3,44 @@
 from __future__ import annotations
 
 from tensorladder.vgpu.machine import layout as L
+from tensorladder.vgpu.machine.copies import run_arrive, run_bulk_load, run_bulk_store, run_cp_async
 from tensorladder.vgpu.machine.native import helper
-from tensorladder.vgpu.machine.queue import enqueue, is_eager, release_op
+from tensorladder.vgpu.machine.queue import enqueue, is_eager, new_op, pending_op, release_op, remove_at
 from tensorladder.vgpu.machine.raw import ld64
+from tensorladder.vgpu.machine.tma import REDUCE, STORE, run_tma_load, run_tma_store
 
 
 @helper
 def run_op(u, op):
     """Advance an operation by one stage: true when it is done and can be freed."""
     kind = ld64(op + L.A_KIND)
-    return kind != 0
+    eager = ld64(ld64(u + L.U_LAUNCH) + L.L_POLICY) == L.POLICY_EAGER
+    if kind == L.OP_CP_ASYNC:
+        return run_cp_async(op)
+    if kind == L.OP_TMA_LOAD:
+        return run_tma_load(op)
+    if kind == L.OP_TMA_STORE:
+        return run_tma_store(u, op, eager, STORE)
+    if kind == L.OP_TMA_REDUCE:
+        return run_tma_store(u, op, eager, REDUCE)
+    if kind == L.OP_MBAR_ARRIVE:
+        return run_arrive(op)
+    if kind == L.OP_BULK_S2G or (kind == L.OP_BULK_REDUCE and ld64(op + L.A_MBAR) == 0):
+        return run_bulk_store(u, op, eager)
+    return run_bulk_load(op)
+
+
+@helper
+def begin(w, kind, lanes, iid):
+    """A fresh operation; when the pool is full, the oldest one takes effect first."""
+    u = ld64(w + L.W_UNIT)
+    if ld64(u + L.U_NFREE) == 0 and ld64(u + L.U_COUNT) > 0:
+        op = pending_op(u, 0)
+        while not run_op(u, op):
+            pass
+        remove_at(u, 0)
+        release_op(u, op)
+    return new_op(w, kind, lanes, iid)
 
 
 @helper

@@ -44,10 +44,13 @@ def error(compiled, words, memory: Memory, units: list) -> TensorladderError:
     elif code == L.ERR_MISALIGNED:
         where = memory.describe(address, a) if b in (0, 3) else f"{_SPACES.get(b, '')} address {address:#x}"
         text = f"misaligned: {a} bytes at {where} (address {address:#x} is not a multiple of {a})"
+    elif code == L.ERR_ASSERT:
+        what, file = (ctypes.string_at(p).decode("utf-8", "replace") for p in (address, a))
+        text = f"assertion `{what}` failed ({os.path.basename(file)}:{b})"
     elif code == L.ERR_READ_ONLY:
         text = f"write to read-only memory: {memory.describe(address, a)}"
     else:
-        text = _TEXT.get(code, f"error {code}").format(address=address, a=a, b=b)
+        text = _TEXT.get(code, f"error {code}").format(address=address, a=a, b=b, rule=_map_rule(code, a, b))
     return KernelError(f"{text}; {at}; {who}")
 
 
@@ -66,16 +69,40 @@ _TEXT = {
     L.ERR_CLUSTER_ARRIVE: "barrier.cluster.arrive twice without barrier.cluster.wait between",
     L.ERR_CLUSTER_WAIT: "barrier.cluster.wait without barrier.cluster.arrive before",
     L.ERR_BREAKPOINT: "breakpoint",
-    L.ERR_TENSOR_MAP: "the tensor map at {address:#x} is not valid for this instruction (rule {a})",
+    L.ERR_STACK: "alloca of {a} bytes does not fit on the thread's stack of {b} bytes",
+    L.ERR_TENSOR_MAP: "the tensor map at {address:#x} is not valid here: {rule}",
+    L.ERR_CP_SIZE: "cp.async with source size {a}, which is more than its copy size {b}",
+    L.ERR_MULTICAST: "multicast mask {a:#x} names CTA {b}, which is not in this cluster",
     L.ERR_TMA_ALIGN: "shared address {address:#x} of a bulk copy is not aligned to {a} bytes",
     L.ERR_BULK_SIZE: "bulk copy of {a} bytes: the size must be a multiple of 16",
-    L.ERR_ASSERT: "device-side assertion failed",
     L.ERR_ASYNC_FULL: "too many asynchronous operations in flight in one CTA",
     L.ERR_COLLECTIVE_MASK: "a lane executes a collective whose member mask does not name it",
     L.ERR_REMOTE: "shared address {address:#x} belongs to no CTA of this cluster",
     L.ERR_WRONG_SPACE: "address {address:#x} is not in the state space of the instruction",
     L.ERR_TIMEOUT: "stopped",
 }
+
+#: rules of machine.tma.RULE_*, in order; {b} are the dimensions of the instruction
+TENSOR_MAP_RULES = (
+    "",
+    "its address is not a multiple of 64",
+    "its rank is not 1 to 5 (was the right parameter's address taken?)",
+    "its rank is not the instruction's, {b}",
+    "it is an im2col map, which is not modelled",
+    "its element type is unknown or not modelled",
+    "interleaved layouts are not modelled",
+    "it has bits that no tiled map has (was the right parameter's address taken?)",
+    "its swizzle mode is not modelled",
+    "the inner box exceeds the swizzle span",
+    "the inner box is not a multiple of 16 bytes",
+    "its global address is not a multiple of 16",
+    "its element type has no such reduction",
+    "NaN fill needs a floating-point element type",
+)
+
+
+def _map_rule(code: int, rule: int, b: int) -> str:
+    return TENSOR_MAP_RULES[rule].format(b=b) if code == L.ERR_TENSOR_MAP else ""
 
 
 def hang(compiled, units: list, memory: Memory, most: int = 8) -> str:

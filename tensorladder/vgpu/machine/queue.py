@@ -1,7 +1,7 @@
 """The pool of asynchronous operations of a unit, in order of issue.
 
-An operation is issued (`new_op`, filled in, `submit`), takes effect when the policy says so (`effects.run_op`), and is then
-freed. Who waits for one (a cp.async group, a bulk group) looks for it among the pending ones.
+An operation is issued (`new_op`, filled in, `submit`), takes effect when the policy says so (`effects.run_op`), and is
+then freed. Who waits for one (a cp.async group, a bulk group) looks for it among the pending ones.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ NEVER = 1 << 62
 #: rows of the latency table (L_LATENCY): base cycles and bytes a cycle (timed policy)
 LAT_CP_ASYNC, LAT_TMA_LOAD, LAT_TMA_STORE, LAT_BULK, LAT_LOAD = 0, 1, 2, 3, 4
 LATENCY_ROW = 16
+#: cycles between reading a store's source and its write being complete (timed)
+STORE_TAIL = 300
 
 
 @helper
@@ -74,6 +76,16 @@ def ready_time(w, row, size):
             st64(u + L.U_TMA_CLOCK, start + busy)
         return start + busy + ld64(p)
     return now
+
+
+@helper
+def postpone(u, op):
+    """When the next stage of an operation may run: as late as allowed, or some time after now."""
+    policy = ld64(ld64(u + L.U_LAUNCH) + L.L_POLICY)
+    if policy == L.POLICY_RANDOM:
+        st64(op + L.A_READY, ld64(op + L.A_READY) + (rng(u + L.U_RNG) & 0xFFF))
+    elif policy == L.POLICY_TIMED:
+        st64(op + L.A_READY, ld64(op + L.A_READY) + STORE_TAIL)
 
 
 @helper

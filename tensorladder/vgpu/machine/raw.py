@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 _I64 = ir.IntType(64)
@@ -222,3 +223,36 @@ def compare_swap(typing, address, expected, value):
         return builder.extract_value(pair, 0)
 
     return types.int64(types.int64, types.int64, types.int64), codegen
+
+
+@intrinsic
+def unsigned_less(typing, a, b):
+    """Whether a < b as unsigned 64-bit numbers."""
+
+    def codegen(context, builder, sig, args):
+        return builder.icmp_unsigned("<", args[0], args[1])
+
+    return types.boolean(types.int64, types.int64), codegen
+
+
+@intrinsic
+def allocate(typing, size):
+    """malloc; gives the address."""
+
+    def codegen(context, builder, sig, args):
+        fn = cgutils.get_or_insert_function(builder.module, ir.FunctionType(_I64, [_I64]), "malloc")
+        return builder.call(fn, [args[0]])
+
+    return types.int64(types.int64), codegen
+
+
+@intrinsic
+def free_bytes(typing, address):
+    """free."""
+
+    def codegen(context, builder, sig, args):
+        fn = cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.VoidType(), [_I64]), "free")
+        builder.call(fn, [args[0]])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), codegen

@@ -335,7 +335,7 @@ def cta_of(launch, cluster, k):
 
 @helper
 def run_slice(u, c, w, policy):
-    """One slice of a warp: true if something happened that others can see."""
+    """One slice of a warp: 0 nothing new, 1 it blocked, 2 something happened that others can see."""
     before = ld64(w + L.W_PROGRESS)
     length = SLICE
     if policy == L.POLICY_RANDOM:
@@ -355,11 +355,13 @@ def run_slice(u, c, w, policy):
         if live == 0:
             drain(u, c)
             st64(c + L.C_DONE, 1)
-        return True
+        return 2
     if code == L.RET_ERROR:
         st64(launch + L.L_STOP, 1)
-        return True
-    return ld64(w + L.W_PROGRESS) != before or code == L.RET_BLOCKED
+        return 2
+    if ld64(w + L.W_PROGRESS) != before:
+        return 2
+    return 1 if code == L.RET_BLOCKED else 0
 
 
 @helper
@@ -392,10 +394,9 @@ def quiescent(u, policy, spinning):
         return True
     stalled = 0 if registers_changed(u) else ld64(u + L.U_STALLED) + 1
     st64(u + L.U_STALLED, stalled)
-    touched = time_out_waits(u)
-    if touched == 0 and spinning == 0 and when >= NEVER:
+    if stalled >= 3:
         return False
-    return stalled < 3
+    return time_out_waits(u) != 0 or spinning != 0 or when < NEVER
 
 
 @helper
@@ -407,6 +408,7 @@ def run_unit(u):
         if ld64(launch + L.L_STOP) != 0:
             return
         moved = False
+        news = False  # something other than that warps blocked (again)
         skipped = False
         spinning = 0
         finished = False
@@ -424,7 +426,7 @@ def run_unit(u):
                 if live == 0:
                     continue
                 if ld64(w + L.W_READY) != live:
-                    moved |= wake_ready(w)
+                    news |= wake_ready(w)
                 if ld64(w + L.W_READY) == 0:
                     continue
                 if policy == L.POLICY_RANDOM and rng(u + L.U_RNG) & 3 == 0:
@@ -435,10 +437,11 @@ def run_unit(u):
                     lowest = min(lowest, ld64(w + L.W_CLOCK))
                     skipped = True
                     continue
-                if run_slice(u, c, w, policy):
-                    moved = True
-                else:
+                code = run_slice(u, c, w, policy)
+                if code == 0:
                     spinning += 1
+                moved |= code != 0
+                news |= code == 2
                 if ld64(w + L.W_READY) != 0:
                     lowest = min(lowest, ld64(w + L.W_CLOCK))
                 if ld64(launch + L.L_STOP) != 0:
@@ -452,9 +455,10 @@ def run_unit(u):
                 if lowest > ld64(u + L.U_CLOCK):
                     st64(u + L.U_CLOCK, lowest)
                 if fire_due(u, ld64(u + L.U_CLOCK)) > 0:
-                    moved = True
-        if moved:
+                    news = True
+        if news:
             st64(u + L.U_STALLED, 0)
+        if news or moved:
             continue
         if skipped:
             continue
