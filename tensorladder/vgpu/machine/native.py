@@ -13,6 +13,7 @@ import importlib
 import importlib.metadata
 import platform
 from collections.abc import Callable
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -20,8 +21,8 @@ from tensorladder.core.cache import cached_bytes
 from tensorladder.core.errors import MissingExtra
 
 #: modules whose exports make up the runtime, in order
-MODULES = ("memory", "atomics", "lanes", "warps", "barriers", "mbarrier", "matrices", "copies", "tma", "hooks",
-           "scheduler")  # fmt: skip
+MODULES = ("memory", "atomics", "lanes", "warps", "barriers", "calls", "mbarrier", "matrices", "copies", "tma", "issue",
+           "hooks", "scheduler")  # fmt: skip
 
 #: what compiled code may call besides: memset and friends, mathematical functions, conversions of half floats
 _LIBRARIES = ("libc.so.6", "libm.so.6", "libgcc_s.so.1")
@@ -30,26 +31,45 @@ _EXPORTS: dict[str, tuple[Callable, int]] = {}
 
 
 def export(fn: Callable) -> Callable:
-    """Make an int64(int64, ...) function callable from generated code by its name."""
-    from numba import njit, types
+    """Make an int64(int64, ...) function callable from generated code by its name. Nothing is compiled yet."""
+    from numba import njit
 
-    count = fn.__code__.co_argcount
-    jitted = njit(
-        types.int64(*([types.int64] * count)),
-        no_cpython_wrapper=True,
-        no_cfunc_wrapper=True,
-        error_model="numpy",
-        boundscheck=False,
-    )(fn)
-    _EXPORTS[fn.__name__] = (jitted, count)
+    jitted = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, error_model="numpy", boundscheck=False)(fn)
+    _EXPORTS[fn.__name__] = (jitted, fn.__code__.co_argcount)
     return jitted
 
 
 def helper(fn: Callable) -> Callable:
-    """A function that exports call."""
-    from numba import njit
+    """A function that exports call: one compilation for all calls, constants as arguments included."""
+    from numba import njit, types
 
-    return njit(error_model="numpy", boundscheck=False)(fn)
+    jitted = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, error_model="numpy", boundscheck=False)(fn)
+    template = jitted.get_call_template
+    jitted.get_call_template = lambda args, kws: template(tuple(types.unliteral(a) for a in args), kws)
+    return jitted
+
+
+@contextmanager
+def _front_end_only():
+    """numba types and lowers, and leaves optimisation and machine code of each function to our one module."""
+    from unittest.mock import patch
+
+    from numba.core import codegen, cpu
+    from numba.core.compiler_lock import global_compiler_lock
+
+    def nothing(*_: object) -> None:
+        """What is skipped."""
+
+    library = codegen.JITCodeLibrary
+    with (
+        global_compiler_lock,
+        patch.object(library, "_optimize_functions", nothing),
+        patch.object(library, "_optimize_final_module", nothing),
+        patch.object(library, "_finalize_specific", nothing),
+        # numba knows a compiled function by its entry point: any builtin object of its own, never called
+        patch.object(cpu.CPUContext, "get_executable", lambda *_: [].append),
+    ):
+        yield
 
 
 @cache
@@ -93,6 +113,7 @@ def target_machine(opt: int = 2):
 
 def _build() -> bytes:
     import llvmlite.binding as llvm
+    from numba import types
 
     from tensorladder.vgpu.machine import tensorcore
 
@@ -102,8 +123,10 @@ def _build() -> bytes:
     merged = None
     wrappers = []
     for name, (fn, count) in sorted(_EXPORTS.items()):
-        (result,) = fn.overloads.values()
-        module = llvm.parse_bitcode(result.library._get_module_for_linking().as_bitcode())
+        with _front_end_only():
+            fn.compile((types.int64,) * count)
+            (result,) = fn.overloads.values()
+            module = llvm.parse_bitcode(result.library._get_module_for_linking().as_bitcode())
         inner = result.fndesc.llvm_func_name
         wrappers.append(_wrapper(name, inner, count))
         for f in module.functions:
