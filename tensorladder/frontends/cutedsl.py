@@ -102,8 +102,8 @@ class PackedEntry:
     """Native entry of an ordinary compiled function: `_mlir__mlir_ciface_NAME`, which takes argument addresses."""
 
     def __init__(self, name: str, image: bytes, module: Module):
-        self._name = name
-        self._code = HostCode(image, module, name)
+        self._label = inner.short_name(name)
+        self._code = HostCode(image, module, self._label)
         self._entry = self._code.function(f"_mlir__mlir_ciface_{name}")
         if self._code.address("_mlir_cuda_init"):  # absent where the function launches nothing
             self._code.call(None, self._load)
@@ -122,7 +122,7 @@ class PackedEntry:
 
     def _check(self, code: int) -> None:
         if code:
-            raise UsageError(f"{self._name}: its host code returned CUDA error {code}")
+            raise UsageError(f"{self._label}: its host code returned CUDA error {code}")
 
     def __call__(self, stream: Stream, addresses: list[int]) -> None:
         """Enqueue the launches for arguments at these addresses."""
@@ -138,9 +138,9 @@ class FfiEntry:
         import tvm_ffi
         import tvm_ffi.libinfo as libinfo
 
-        self._name = name
+        self._label = inner.short_name(name)
         library = ctypes.CDLL(libinfo.find_libtvm_ffi())
-        self._code = HostCode(image, module, name, (library,))
+        self._code = HostCode(image, module, self._label, (library,))
         address = self._code.address(f"__tvm_ffi_{name}")
         self._function = tvm_ffi.Function.__from_extern_c__(address, keep_alive_object=self._code)
 
@@ -151,7 +151,7 @@ class FfiEntry:
         except TensorladderError:
             raise
         except Exception as error:
-            raise UsageError(f"{self._name}: {inner.one_line(error)}") from error
+            raise UsageError(f"{self._label}: {inner.one_line(error)}") from error
 
 
 class _PackedHost:

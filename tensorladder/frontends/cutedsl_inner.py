@@ -189,6 +189,11 @@ class Compiled:
     specs: dict[str, Any]
     execution_args: Any
 
+    @property
+    def label(self) -> str:
+        """How to call the function in a message."""
+        return short_name(self.name)
+
 
 def compile_function(
     fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], arch: str, options: str, keep_mlir: bool
@@ -242,6 +247,12 @@ def can_be_rebuilt(compiled: Compiled, fn: Any) -> bool:
     again = rebuilt_execution_args(fn, compiled.name)
     same = list(own.signature.parameters.items()) == list(again.signature.parameters.items())
     return same and not own.has_pointer_address_arg_specs
+
+
+def short_name(mangled: str) -> str:
+    """The function's own name in the DSL's mangled one, which spells out every argument."""
+    m = re.match(r"cutlass_(?:__)?(\w+?)_(?:Fake)?Tensor", mangled)
+    return m[1].rstrip("_") if m else mangled.removeprefix("cutlass_")[:40]
 
 
 def function_name(fn: Any) -> str:
@@ -402,11 +413,11 @@ def bind_arguments(compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, 
         elif parameter.default is not inspect.Parameter.empty:
             ordered.append((name, parameter.default))
         else:
-            raise UsageError(f"{compiled.name}: argument {name} is missing: it takes {', '.join(parameters)}")
+            raise UsageError(f"{compiled.label}: argument {name} is missing: it takes {', '.join(parameters)}")
     unknown = sorted(set(kwargs) - set(parameters))
     if values or unknown:
         extra = f"no argument {unknown[0]}" if unknown else f"{len(args)} arguments given"
-        raise UsageError(f"{compiled.name}: {extra}: it takes {', '.join(parameters)}")
+        raise UsageError(f"{compiled.label}: {extra}: it takes {', '.join(parameters)}")
     symbols: dict[int, int] = {}
     wrap = _as_ffi if compiled.ffi else TensorArgument
     return [_wrap(n, v, compiled.specs.get(n), symbols, wrap) for n, v in ordered]
@@ -443,7 +454,7 @@ def argument_addresses(compiled: Compiled, values: list[Any]) -> tuple[list[int]
     except TensorladderError:
         raise
     except Exception as error:
-        raise UsageError(f"{compiled.name}: {one_line(error)}") from error
+        raise UsageError(f"{compiled.label}: {one_line(error)}") from error
     return plain_addresses(addresses), (values, adapted, addresses)
 
 

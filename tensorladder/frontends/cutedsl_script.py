@@ -86,7 +86,9 @@ def _module(session: Session, compiled: Any) -> Module:
     if not compiled.has_gpu_module:
         return Module("", session.arch.name, None, compiled.function_name)
     if not isinstance(compiled.__ptx__, str) or not isinstance(compiled.__cubin__, bytes):
-        raise Unsupported(f"{compiled.function_name}: compiled before the virtual GPU was attached: no PTX was kept")
+        raise Unsupported(
+            f"{inner.short_name(compiled.function_name)}: compiled before the virtual GPU was attached: no PTX was kept"
+        )
     target = compiled.__ptx__.partition(".target ")[2].split()[0].rstrip(",")
     return Module(compiled.__ptx__, find(target).name, compiled.__cubin__, compiled.function_name)
 

@@ -99,6 +99,14 @@ def test_stream_arguments_are_recognised():
     assert inner._spec(make_fake_stream(use_tvm_ffi_env_stream=True)) == "env"
 
 
+def test_names_in_messages(compiled):
+    assert {one.label for one in compiled.values()} == {"cooperative"}
+    assert (
+        inner.short_name("cutlass___call_____main__Gemm_object_at__Tensorgmemo1281") == "call_____main__Gemm_object_at"
+    )
+    assert inner.short_name("cutlass_f_3_15") == "f_3_15"
+
+
 def test_errors_of_the_dsl_name_their_cause():
     with pytest.raises(TensorladderError, match=r"no_such_method.*|has no attribute") as caught:
         inner.compile_function(kernels.wrong, (from_dlpack(np.zeros(8, np.float32)),), {}, "sm_90a", "", False)

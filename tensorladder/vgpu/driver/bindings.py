@@ -65,10 +65,9 @@ def _address(pointer: Any) -> int:
 
 
 def _fill(width: int) -> Callable[..., None]:
-    kind = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_uint32}[width]
-
     def fill(target: Any, value: int, count: int, *_: Any) -> None:
-        np.frombuffer((kind * int(count)).from_address(int(target)), kind)[:] = value
+        block = (ctypes.c_uint8 * (width * int(count))).from_address(int(target))
+        np.frombuffer(memoryview(block), f"u{width}")[:] = value
 
     return fill
 
