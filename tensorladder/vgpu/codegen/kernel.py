@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from tensorladder.core.errors import Unsupported, UsageError
 from tensorladder.vgpu.codegen import table
+from tensorladder.vgpu.codegen.control import reserve_stack
 from tensorladder.vgpu.codegen.emit import Emitter
 from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.ptx import isa
@@ -44,6 +45,7 @@ def lower(module: PtxModule, name: str, checked: bool = False) -> Lowered:
     """Generate IR for kernel `name`. What is not modelled becomes a stop at run time, by name."""
     table.load()
     fn = inline(module, module.kernels[name])
+    reserve_stack(fn)
     graph = Graph(fn, table.classify, table.results)
     slots, frame_bytes = _frame(graph)
     symbols, globals_, places = _symbols(module, fn)
@@ -162,6 +164,7 @@ class _Builder:
     def __init__(self, e: Emitter, graph: Graph, name: str):
         self.e, self.graph, self.name = e, graph, name
         self.unsupported: list[tuple[int, str]] = []
+        self.back_edges = [(b.number, s) for b in graph.blocks for s in b.succs if s <= b.number]
         self.diverges = any(len(set(b.succs)) > 1 or _partial_exit(b) for b in graph.blocks)
 
     def build(self) -> str:
@@ -362,12 +365,20 @@ yielded:
             e.call("tl_yield")
             e.line("br label %yielded")
             return
-        succ = self.graph.blocks[target]
-        if len(succ.preds) == 1 and target > b.number:
+        if self.alone(b.number, target):
             e.line(f"br label %d{target}")
             return
         self.set_pc(target)
         e.line("br label %dispatch")
+
+    def alone(self, source: int, target: int) -> bool:
+        """Whether no lanes can be waiting at `target` when a group goes there from `source`, its only predecessor.
+
+        Lanes that left `source` for `target` before wait there when the others come round a loop that lies before it.
+        """
+        if len(self.graph.blocks[target].preds) != 1 or target <= source:
+            return False
+        return not any(head <= source <= latch < target for latch, head in self.back_edges)
 
     def branch(self, b: Block, cond: str, masked: bool) -> None:
         e = self.e

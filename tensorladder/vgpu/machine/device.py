@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import threading
 import time
@@ -275,4 +274,4 @@ class _Run:
         if used:
             from tensorladder.vgpu.machine.printf import render
 
-            self.device.output(render(self.prints[:used], ctypes))
+            self.device.output(render(self.prints[:used]))
