@@ -124,6 +124,12 @@ _OPS = {
 }
 
 
+def tiny(q: Fraction, ty: str, mode: str) -> bool:
+    """Whether q is below the normal numbers after rounding with an unbounded exponent: .ftz flushes just that."""
+    return abs(round_to(q * 2**64, ty, mode)) < 2.0 ** (FORMATS[ty][1] + 64) if ty != "f16" else (
+        abs(round_to(q * 2**12, ty, mode)) < 2.0**-2)  # fmt: skip
+
+
 def flushed(x: np.ndarray, ty: str) -> np.ndarray:
     """float64 numbers with those below `ty`'s normal ones made zero of their sign."""
     return np.where(np.abs(x) < 2.0 ** FORMATS[ty][1], np.copysign(0.0, x), x)
@@ -145,20 +151,24 @@ def exact(
     function, out = _OPS[op], []
     for numbers in zip(*(x.tolist() for x in operands), strict=True):
         result = function(*numbers, mode)
-        out.append(round_to(result, ty, mode) if isinstance(result, Fraction) else result)
+        if isinstance(result, Fraction):
+            result = (
+                math.copysign(0.0, result.numerator) if ftz and tiny(result, ty, mode) else round_to(result, ty, mode)
+            )
+        out.append(result)
     x = np.array(out)
-    if ftz:
-        x = flushed(x, ty)
     if sat:
         x = saturated(x)
     if relu:
         x = np.where(x <= 0, 0.0, x)
-    return bits(x, ty) if ty != "f64" or sat else pass_nans(bits(x, ty), arrays[::-1] if op == "div" else arrays)
+    return (
+        bits(x, ty) if ty != "f64" or sat else pass_nans(bits(x, ty), (arrays[1], arrays[0]) if op == "div" else arrays)
+    )
 
 
 def pass_nans(result: np.ndarray, arrays: tuple[np.ndarray, ...]) -> np.ndarray:
-    """f64 results pass on the NaN of the last operand that is one, made quiet (seen on an H200); bits."""
-    for a in arrays:
+    """f64 results pass on a NaN made quiet: the second operand's, the third's, the first's (seen on an H200)."""
+    for a in (arrays[0], *arrays[:0:-1]):
         word = np.ascontiguousarray(a).view(np.uint64)
         result = np.where(np.isnan(a), word | np.uint64(1 << 51), result)
     return result

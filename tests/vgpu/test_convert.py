@@ -162,9 +162,11 @@ def converted(a: np.ndarray, ty: str, to: str, mods: list[str]) -> np.ndarray:
         flags = {k: True for k in ("sat", "relu", "satfinite") if k in mods}
         result = smallfloat.encode(x, to, mode, **flags).astype(np.uint16)
     else:
+        real = x
         x = np.array([exact.round_to(Fraction(v), to, mode) if np.isfinite(v) and v else v for v in x.tolist()])
         if "ftz" in mods and to == "f32":
-            x = exact.flushed(x, to)
+            tiny = [bool(np.isfinite(v)) and v != 0 and exact.tiny(Fraction(v), to, mode) for v in real.tolist()]
+            x = np.where(tiny, np.copysign(0.0, x), x)
         result = exact.bits(exact.saturated(x) if "sat" in mods else x, to)
     if "sat" in mods:
         return result

@@ -145,6 +145,27 @@ def immediates() -> Case:
     return Case("immediates", body, inputs, {"d": "b32", "x": "b64"}, reference)
 
 
+def at_the_smallest_normal() -> Case:
+    """Products about 2**-126 within a rounding: .ftz takes what is below with an unbounded exponent."""
+    rng = np.random.default_rng(90)
+    a = (1 + rng.integers(1, 2**20, N) * 2.0**-23).astype(np.float32)
+    b = (1 / a.astype(np.float64)).astype(np.float32)
+    a = (a * np.float32(2.0**-126)).astype(np.float32)
+    b = np.where(rng.random(N) < 0.5, b, np.nextafter(b, np.float32(0)))
+    b = np.where(rng.random(N) < 0.3, np.nextafter(b, np.float32(0)), b) * rng.choice(np.array([1, -1], np.float32), N)
+    forms = {f"{op}_{m}": (op, m) for op in ("mul", "fma", "div") for m in MODES}
+    last = {"mul": "%b", "fma": "%b, 0f80000000", "div": "%c"}
+    body = "\n".join(f"{op}.{m}.ftz.f32 %{n}, %a, {last[op]};" for n, (op, m) in forms.items())
+    inputs = {"a": ("f32", a), "b": ("f32", b), "c": ("f32", (1 / b).astype(np.float32))}
+
+    def reference(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> dict[str, np.ndarray]:
+        zero = np.full(N, -0.0, np.float32)
+        args = {"mul": (a, b), "fma": (a, b, zero), "div": (a, c)}
+        return {n: exact(op, "f32", m, *args[op], ftz=True) for n, (op, m) in forms.items()}
+
+    return Case("ftz at 2**-126", body, inputs, dict.fromkeys(forms, "b32"), reference)
+
+
 MORE = ("ftz", "sat", "rz.ftz", "rm.ftz", "rp.ftz.sat", "rn.ftz.sat", "rz.sat")
 CASES = [
     *(arithmetic(op, ty, seed=k) for k, op in enumerate(("add", "sub", "mul", "fma", "div")) for ty in ("f32", "f64")),
@@ -161,7 +182,7 @@ CASES = [
     unary("neg", "f32", np.negative), unary("neg", "f64", np.negative), unary("abs", "f32", np.abs),
     unary("abs", "f64", np.abs), unary("neg.ftz", "f32", lambda x: flushed(-x, "f32")),
     unary("abs.ftz", "f32", lambda x: flushed(np.abs(x), "f32")),
-    classes("f32"), classes("f64"), copysign("f32"), copysign("f64"), immediates(),
+    classes("f32"), classes("f64"), copysign("f32"), copysign("f64"), immediates(), at_the_smallest_normal(),
 ]  # fmt: skip
 test_cases = cases_test(CASES)
 

@@ -25,6 +25,11 @@ def operands(ty: str, count: int, seed: int) -> list[np.ndarray]:
             product.astype(np.float32).view(np.uint32) >> 16 if ty == "bf16" else product.astype(np.float16).view("u2")
         )
     arrays[0][::9], arrays[1][4::9] = 0x7FF7, 0xFFF7  # what .oob takes for zero
+    if ty == "f16":  # products within a rounding of 2**-14
+        count = len(a[1::9])
+        arrays[0][1::9], arrays[2][1::9] = rng.integers(0x3800, 0x3C00, count), 0x8000
+        factor = (2.0**-14 / values(arrays[0], ty)[1::9]).astype(np.float16).view(np.uint16)
+        arrays[1][1::9] = factor - rng.integers(0, 2, count).astype(np.uint16)
     tiny = rng.integers(1, 4, N) | (rng.integers(0, 2, N) << 15)  # the smallest subnormals
     pick = rng.random(N)
     arrays[2] = np.select([pick < 0.3, pick < 0.6], [near, tiny], arrays[2]).astype(np.uint16)

@@ -172,7 +172,11 @@ def _float_to_float(e: Emitter, i: Instr, to: str, ty: str) -> None:
     # NaN keeps its payload where an f64 or no arithmetic is concerned
     keep = "f64" in (ty, to) or (ty in ("f32", "bf16") and to == "f32" and not mods)
     if work == "f64" and to != "f64":
-        value, work = fp.narrow_f64(e, value, mode if to == "f32" else "odd"), "f32"
+        wide, work = value, "f32"
+        value = fp.narrow_f64(e, wide, mode if to == "f32" else "odd")
+        if "ftz" in mods and to == "f32":
+            scaled = e.op(f"fmul {F64} {wide}, {fp.const(e, 'f64', 2.0**24)}")
+            value, mods = fp.flush_tiny(e, value, fp.narrow_f64(e, scaled, mode)), mods - {"ftz"}
     elif work == "f32" and to == "f64":
         if "ftz" in mods:
             value = fp.canonical(e, value, "f32")

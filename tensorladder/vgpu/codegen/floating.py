@@ -58,11 +58,23 @@ def _compute(e: Emitter, op: str, ty: str, mods: frozenset[str], args: list[str]
     if op in ("neg", "abs"):
         value = e.op(f"fneg {vec(ty)} {args[0]}") if op == "neg" else fp.absolute(e, args[0], ty)
         return fp.finish(e, value, ty, mods, args)
-    name = "fma" if op in ("fma", "mad") else f"f{op}"
-    value = fp.rounded(e, name, ty, fp.rounding(mods), *args)
+    name, mode = "fma" if op in ("fma", "mad") else f"f{op}", fp.rounding(mods)
+    value = fp.rounded(e, name, ty, mode, *args)
+    if "ftz" in mods and name in ("fmul", "fma", "fdiv"):  # sums are never rounded to a subnormal
+        scaled = [a if k == 1 else _scale(e, a) for k, a in enumerate(args)]
+        value, mods = fp.flush_tiny(e, value, fp.rounded(e, name, ty, mode, *scaled)), mods - {"ftz"}
     if op == "div" and "approx" in mods:
         value = _huge_divisor(e, value, args[1])
-    return fp.finish(e, value, ty, mods, args[::-1] if op == "div" else args)
+    return fp.finish(e, value, ty, mods, _nan_order(op, args))
+
+
+def _nan_order(op: str, args: list[str]) -> list[str]:
+    """f64 operands by whose NaN wins, the last one first (seen on an H200)."""
+    return args[::-1] if op == "div" else [args[0], *args[:0:-1]]
+
+
+def _scale(e: Emitter, a: str) -> str:
+    return e.op(f"fmul {fp.F32} {a}, {fp.const(e, 'f32', 2.0**24)}")
 
 
 def _extremes(e: Emitter, op: str, ty: str, mods: frozenset[str], args: list[str]) -> str:
@@ -128,7 +140,11 @@ def rcp(e: Emitter, i: Instr) -> None:
         return
     if "ftz" in mods:
         a = fp.flush(e, a, ty)
-    e.set(i.operands[0], fp.finish(e, _inverse(e, a, ty, fp.rounding(mods)), ty, mods, [a]), ty)
+    mode = fp.rounding(mods)
+    value = _inverse(e, a, ty, mode)
+    if "ftz" in mods:
+        value = fp.flush_tiny(e, value, fp.rounded(e, "fdiv", ty, mode, fp.const(e, ty, 2.0**24), a))
+    e.set(i.operands[0], fp.finish(e, value, ty, mods - {"ftz"}, [a]), ty)
 
 
 def _inverse(e: Emitter, a: str, ty: str, mode: str) -> str:

@@ -93,7 +93,7 @@ def quiet_f64(e: Emitter, value: str) -> str:
 
 
 def pass_nans(e: Emitter, value: str, args: list[str]) -> str:
-    """An f64 result: the NaN of an operand (of the last one that is NaN, as on an H200), else the default NaN."""
+    """An f64 result: the NaN of the last of `args` that is one, else the default NaN."""
     bits = bits_of(e, canonical(e, value, "f64", by_bits=True), "f64")
     for a in args:
         bits = select(e, is_nan(e, a, "f64"), I64, quiet_f64(e, a), bits)
@@ -113,6 +113,18 @@ def flush_bits(e: Emitter, bits: str, ty: str) -> str:
 def flush(e: Emitter, value: str, ty: str) -> str:
     """Subnormals to zero of the same sign."""
     return from_bits(e, flush_bits(e, bits_of(e, value, ty), ty), ty)
+
+
+def flush_tiny(e: Emitter, value: str, scaled: str) -> str:
+    """.ftz of an f32 result whose rounding may have reached the smallest normal number, 2**-126.
+
+    The chip flushes what is tiny after rounding with an unbounded exponent (IEEE 754, 7.5; seen on an H200).
+    `scaled` is the same operation 2**24 times as large, which no subnormal rounding touches.
+    """
+    tiny = e.op(f"fcmp olt {F32} {absolute(e, scaled, 'f32')}, {const(e, 'f32', 2.0**-102)}")
+    bits = bits_of(e, value, "f32")
+    zero = e.op(f"and {I32} {bits}, {e.splat(I32, BITS['f32'][1])}")
+    return from_bits(e, select(e, tiny, I32, zero, bits), "f32")
 
 
 def absolute(e: Emitter, value: str, ty: str) -> str:

@@ -68,10 +68,16 @@ def _element(e: Emitter, op: str, kind: str, mods: frozenset[str], args: list[st
         value = fp.relu(e, value, "f32")
     bits = fp.narrow(e, value, kind)
     if "ftz" in mods:
-        bits = fp.flush_bits(e, bits, kind)
+        bits = _flush_tiny(e, value, bits)
     if "oob" in mods:
         bits = _out_of_bounds(e, bits, args[:2])
     return bits
+
+
+def _flush_tiny(e: Emitter, value: str, bits: str) -> str:
+    """.ftz of an f16 result: zero where `value`, with an unbounded exponent, rounds to less than 2**-14."""
+    tiny = e.op(f"fcmp olt {fp.F32} {fp.absolute(e, value, 'f32')}, {fp.const(e, 'f32', 2.0**-14 - 2.0**-26)}")
+    return fp.select(e, tiny, fp.I16, e.op(f"and {fp.I16} {bits}, {e.splat(fp.I16, 0x8000)}"), bits)
 
 
 def _quiet(e: Emitter, kind: str, operand: str, bits: str) -> str:
