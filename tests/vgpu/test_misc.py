@@ -1,4 +1,4 @@
-"""Byte permutation and moves against Python."""
+"""Byte permutation, moves and addresses in a cluster against Python."""
 
 from __future__ import annotations
 
@@ -93,5 +93,34 @@ mov.pred %p, 1; mov.b16 %h, 65535;"""
     return cases
 
 
-CASES = prmt_cases() + mov_cases()
+WIDE = (
+    "{ .reg .b128 %w; .reg .b64 %l, %h; mov.b128 %w, {%a, %b}; mov.b128 {%l, %h}, %w; mov.b64 %d, %h; mov.b64 %e, %l; }"
+)
+
+# each thread writes to the next CTA of its cluster, through a 32-bit shared address and through a generic one
+MAPA = """{ .shared .align 8 .b32 slot[64]; .reg .b32 %at, %to, %rank, %n, %v; .reg .b64 %wide, %far, %window;
+mov.u32 %at, slot; mov.u32 %v, %tid.x; mad.lo.u32 %at, %v, 4, %at;
+mov.u32 %rank, %cluster_ctarank; mov.u32 %n, %cluster_nctarank; add.u32 %to, %rank, 1; rem.u32 %to, %to, %n;
+cvt.u64.u32 %window, %at; cvta.shared.u64 %wide, %window; barrier.cluster.arrive; barrier.cluster.wait;
+mapa.shared::cluster.u32 %v, %at, %to; getctarank.shared::cluster.u32 %d, %v; st.shared::cluster.u32 [%v], %a;
+mapa.u64 %far, %wide, %to; getctarank.u64 %e, %far; add.u32 %v, %a, 1; st.u32 [%far+128], %v;
+barrier.cluster.arrive; barrier.cluster.wait; ld.shared.u32 %f, [%at]; ld.shared.u32 %g, [%at+128]; }"""
+
+
+def cluster_cases() -> list[Case]:
+    def neighbours(a):
+        rank = np.arange(128) // 32
+        to, source = (rank + 1) % 4, np.roll(a, 32)
+        return to, to, source, source + np.uint32(1)
+
+    outs = dict.fromkeys("defg", "u32")
+    inputs = {"a": ("u32", bits("u32", 128, 1))}
+    wide = {"a": ("b64", bits("b64", N, 1)), "b": ("b64", bits("b64", N, 2))}
+    return [
+        Case("mapa and getctarank", MAPA, inputs, outs, neighbours, block=32, cluster=4, draws=False),
+        Case("mov.b128", WIDE, wide, {"d": "b64", "e": "b64"}, lambda a, b: (b, a)),
+    ]
+
+
+CASES = prmt_cases() + mov_cases() + cluster_cases()
 test_cases = cases_test(CASES)
