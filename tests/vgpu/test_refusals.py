@@ -1,4 +1,4 @@
-"""Modifiers are never ignored: what is not modelled stops the run, what the ISA lacks is corrupt text; both are named."""
+"""No modifier is ignored: what is not modelled stops the run, what the ISA lacks is corrupt text; both are named."""
 
 from __future__ import annotations
 
@@ -55,9 +55,7 @@ def test_it_stops_and_says_what(text: str) -> None:
 
 
 def test_code_that_is_not_reached_does_not_stop() -> None:
-    body = (
-        "{ .reg .pred %p; setp.eq.u32 %p, %x, 7; @!%p bra OVER; clmad.lo.u64 %w, %w, %w, %w;
+    body = """{ .reg .pred %p; .reg .b64 %w; setp.eq.u32 %p, %x, 7; @!%p bra OVER; clmad.lo.u64 %w, %w, %w, %w;
 OVER: mov.u32 %d, %x; }"""
-    )
     case = Case("unreached", body, {"x": ("u32", np.arange(64, 96, dtype=np.uint32))}, {"d": "u32"}, block=32)
     np.testing.assert_array_equal(run(case)["d"], np.arange(64, 96))
