@@ -271,7 +271,7 @@ yielded:
         while True:
             for i in b.instrs:
                 self.instr(i)
-            count += len(b.instrs) + 1
+            count += len(b.instrs) + (b.term is not None)
             if b.term is None and b.succs[0] not in self.heads_cache():
                 b = blocks[b.succs[0]]
                 continue
@@ -292,7 +292,7 @@ yielded:
             self.meet(b)
         for i in b.instrs:
             self.instr(i)
-        self.clock(len(b.instrs) + 1)
+        self.clock(len(b.instrs) + (b.term is not None))
         self.terminate(b, True)
 
     def meet(self, b: Block) -> None:

@@ -81,6 +81,7 @@ class Device:
         self.seconds = 0.0  # of launches so far
         self.events: list = []  # of the checked variant
         self.cycles = 0
+        self.instructions = 0  # run so far, in lanes of full warps (32 a warp instruction)
         self._variables: dict[str, dict] = {}
         self._launches = 0
 
@@ -239,6 +240,7 @@ class _Run:
                 f"kernel {self.low.name} stopped after the time-out of {d.timeout:g} s: "
                 + messages.hang(self.compiled, self.units, d.memory)
             )
+        d.instructions += L.LANES * sum(u.words[L.U_INSTRS] for u in self.units)
         d.cycles += max(u.words[L.U_CLOCK] for u in self.units)
         if d.checked:
             d.events.append(self.events[: min(self.words[L.L_HOOKS_USED], len(self.events))])

@@ -162,6 +162,7 @@ U_FREE = 96  # stack of free slots
 U_NFREE = 104
 U_TMA_CLOCK = 112  # when the TMA unit is free (timed)
 U_STALLED = 120  # rounds without progress
+U_INSTRS = 240  # warp instructions run
 U_BYTES = 256
 
 # ---------------------------------------------------------------- asynchronous operation
