@@ -173,7 +173,7 @@ def torch_facade(session: Session) -> Iterator[None]:
         (torch.cuda.nvtx, "range_push", _nothing),
         (torch.cuda.nvtx, "range_pop", _nothing),
         (torch.cuda.nvtx, "mark", _nothing),
-        (torch, "Generator", _generator),
+        (torch, "Generator", VirtualGenerator),
     ]
     before = [(owner, name, getattr(owner, name, None)) for owner, name, _ in replaced]
     for owner, name, new in replaced:
@@ -189,8 +189,18 @@ def torch_facade(session: Session) -> Iterator[None]:
 _Generator = torch.Generator
 
 
-def _generator(device: Any = "cpu") -> torch.Generator:
-    return _Generator("cpu" if claims_cuda(device) else device)
+class _Generators(type(_Generator)):  # type: ignore[misc]
+    """Every generator counts as one of `VirtualGenerator`, whose instances are plain ones."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, _Generator)
+
+
+class VirtualGenerator(torch.Generator, metaclass=_Generators):
+    """A generator of the virtual GPU is one of the CPU. A class, because torch writes it into annotations."""
+
+    def __new__(cls, device: Any = "cpu") -> torch.Generator:  # type: ignore[misc]
+        return _Generator("cpu" if claims_cuda(device) else device)
 
 
 __all__ = ["CudaTensor", "torch_facade"]
