@@ -194,12 +194,12 @@ def test_async_copy(checkout, rng, tmp_path, kind, policy) -> None:
 @pytest.mark.parametrize("kind", ["Naive", "Coalesced", "NoBankConflicts", "Diagonal"])
 def test_transpose(checkout, rng, tmp_path, kind) -> None:
     ptx = nvcc(checkout("cuda-samples", "Samples/6_Performance/transpose/transpose.cu"), tmp_path)
-    tile = 16
+    tile, rows = 32, 16
     width, height = 128, 64
     a, out = rng.random((height, width), F32), np.zeros((width, height), F32)
     grid = (width // tile, height // tile, 1)
     args = [out, a, I32(width), I32(height)]
-    launch(ptx, entry(ptx, f"transpose{kind}Pf"), grid, (tile, tile, 1), args, arch=ARCH)
+    launch(ptx, entry(ptx, f"transpose{kind}Pf"), grid, (tile, rows, 1), args, arch=ARCH)
     np.testing.assert_array_equal(out, a.T)
 
 

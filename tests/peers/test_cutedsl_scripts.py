@@ -63,8 +63,18 @@ COURSE = [
 
 
 def run(script: str, arch: str, arguments: str, policy: str = "eager") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tensorladder", "exec", "--arch", arch, "--async", policy, script]
-    command += ["--", *arguments.split()] if arguments else []
+    command = [
+        sys.executable,
+        "-m",
+        "tensorladder",
+        "exec",
+        "--arch",
+        arch,
+        "--async",
+        policy,
+        script,
+        *arguments.split(),
+    ]
     # The examples import their neighbours by folder.
     root = script.split("/CuTeDSL/")[0] + "/CuTeDSL" if "/CuTeDSL/" in script else ""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))}
