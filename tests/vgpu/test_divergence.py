@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
-from tests.vgpu.ptx_kernels import Case, cases_test, ptx_of
+from tests.vgpu.ptx_kernels import Case, cases_test, ptx_of, run
 
 N = 256
 U32 = np.uint32
@@ -199,37 +198,6 @@ _FLAG = """
     SET: st.volatile.global.u32 [%cell], 9; mov.u32 %d, 1;
     OUT:"""
 
-CASES = [
-    values("nested branches", _NESTED, nested),
-    values("lane-dependent trip counts", _TRIPS, lambda: trips().astype(U32)),
-    values("loop with a branch in it", _COLLATZ, collatz),
-    values("continue and break", _BREAKS, breaks),
-    values("switch that falls through", _SWITCH, lambda: np.array([1, 110, 100, 110, 1000], U32)[IDX % 5] + IDX),
-    values("early exits", _EXITS, np.where((LANE >= 7) & (LANE < 30), 1, 0).astype(U32), silicon=False),
-    values("functions called by some lanes", _CALLS, lambda: calls().astype(U32), module=_FUNCTION),
-    values("local arrays with lane-dependent index", _LOCAL, (IDX & 15) * 1000 + IDX),
-    values("collectives of part of a warp", _TILES, tiles, silicon=False, version="8.6"),
-    values(
-        "lock between lanes of a warp",
-        _LOCK,
-        lambda lock: {"d": IDX, "lock": np.array([0, N], U32)},
-        buffers={"lock": np.zeros(2, U32)},
-    ),
-    values(
-        "lanes that wait for a later lane",
-        _FLAG,
-        lambda flags: {"d": np.where(LANE == 31, 1, 9).astype(U32), "flags": np.array([9], U32)},
-        buffers={"flags": np.zeros(1, U32)},
-    ),
-]
-CASES += [
-    values(f"{case.name}, {n} threads", case.body, case.reference()[:n], n=n, block=n, module=case.module)
-    for case in CASES[:4]
-    for n in (1, 33, 100)
-    if case.name not in ("nested branches", "lane-dependent trip counts")
-]
-test_cases = cases_test(CASES)
-
 
 # ---------------------------------------------------------------- any control flow at all
 def random_flow(seed, blocks=10, steps=40):
@@ -286,23 +254,43 @@ def random_flow(seed, blocks=10, steps=40):
     return values(f"flow {seed}", "\n".join(text), run)
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_any_flow(seed, on):
-    case = random_flow(seed)
-    got = run(case, on)
-    assert (got == case.reference()).all()
-
-
-def run(case, on="vgpu", **options):
-    from tests.vgpu.ptx_kernels import run as run_case
-
-    return run_case(case, on, **options)["d"]
+CASES = [
+    values("nested branches", _NESTED, nested),
+    values("lane-dependent trip counts", _TRIPS, lambda: trips().astype(U32)),
+    values("loop with a branch in it", _COLLATZ, collatz),
+    values("continue and break", _BREAKS, breaks),
+    values("switch that falls through", _SWITCH, lambda: np.array([1, 110, 100, 110, 1000], U32)[IDX % 5] + IDX),
+    values("early exits", _EXITS, np.where((LANE >= 7) & (LANE < 30), 1, 0).astype(U32), silicon=False),
+    values("functions called by some lanes", _CALLS, lambda: calls().astype(U32), module=_FUNCTION),
+    values("local arrays with lane-dependent index", _LOCAL, (IDX & 15) * 1000 + IDX),
+    values("collectives of part of a warp", _TILES, tiles, silicon=False, version="8.6"),
+    values(
+        "lock between lanes of a warp",
+        _LOCK,
+        lambda lock: {"d": IDX, "lock": np.array([0, N], U32)},
+        buffers={"lock": np.zeros(2, U32)},
+    ),
+    values(
+        "lanes that wait for a later lane",
+        _FLAG,
+        lambda flags: {"d": np.where(LANE == 31, 1, 9).astype(U32), "flags": np.array([9], U32)},
+        buffers={"flags": np.zeros(1, U32)},
+    ),
+]
+CASES += [
+    values(f"{case.name}, {n} threads", case.body, case.reference()[:n], n=n, block=n, module=case.module)
+    for case in CASES[:4]
+    for n in (1, 33, 100)
+    if case.name not in ("nested branches", "lane-dependent trip counts")
+]
+CASES += [random_flow(seed) for seed in range(12)]
+test_cases = cases_test(CASES)
 
 
 def test_any_flow_under_any_schedule():
     case = random_flow(99, blocks=14)
     for policy in ("timed", "lazy", "random:5", "random:6"):
-        assert (run(case, policy=policy) == case.reference()).all(), policy
+        assert (run(case, policy=policy)["d"] == case.reference()).all(), policy
 
 
 # ---------------------------------------------------------------- hangs
@@ -316,6 +304,8 @@ def launch(body, block=64, buffers=(), **options):
 
 
 def hang(body, *words, **options):
+    import pytest
+
     from tensorladder.core.errors import KernelError
 
     with pytest.raises(KernelError) as caught:

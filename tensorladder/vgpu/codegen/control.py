@@ -12,7 +12,7 @@ from tensorladder.vgpu.codegen.table import instruction
 from tensorladder.vgpu.machine.memory import SPACE_LOCAL
 from tensorladder.vgpu.ptx.nodes import TYPE_BITS, Function, Group, Imm, Instr, Sym, Variable
 
-#: variable in local memory that holds the stack pointer and, 16 bytes on, the stack of `alloca`
+#: variable in local memory that holds the stack pointer and, behind it, the stack of `alloca`
 STACK = "$stack"
 _STACK_BYTES = 16384
 _HEAP = {"malloc", "free"}
@@ -106,14 +106,12 @@ def alloca(e: Emitter, i: Instr) -> None:
 def stacksave(e: Emitter, i: Instr) -> None:
     """The stack pointer."""
     ty = _address_type(i)
-    e.call("tl_stack_save", e.symbols[STACK][1], e.scratch_address(0), e.active())
+    e.call("tl_stack_save", e.symbols[STACK][1], _STACK_BYTES, e.scratch_address(0), e.active())
     _set_address(e, i.operands[0], 0, ty)
 
 
 @instruction("stackrestore", results=0, forms=".u32, .u64")
 def stackrestore(e: Emitter, i: Instr) -> None:
     """Set the stack pointer."""
-    ty = _address_type(i)
-    e.call(
-        "tl_stack_restore", e.symbols[STACK][1], e.spill(_as_wide(e, i.operands[0], ty), "<32 x i64>", 0), e.active()
-    )
+    values = e.spill(_as_wide(e, i.operands[0], _address_type(i)), "<32 x i64>", 0)
+    e.call("tl_stack_restore", e.symbols[STACK][1], _STACK_BYTES, values, e.active())

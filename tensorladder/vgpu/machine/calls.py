@@ -176,11 +176,11 @@ def tl_assert(w, messages, files, line, lanes, iid):
 
 # ---------------------------------------------------------------- dynamic stack
 @helper
-def stack_pointer(w, base, lane):
-    """Host address of a lane's stack pointer; it is set up on first use. The stack follows after 16 bytes."""
+def stack_pointer(w, base, room, lane):
+    """Host address of a lane's stack pointer, at `base`, set up on first use. The stack comes down from base + room."""
     host = ld64(w + L.W_LOCAL) + lane * ld64(w + L.W_LOCAL_SIZE) + base
     if ld64(host) == -1:
-        st64(host, base + 16)
+        st64(host, base + room)
     return host
 
 
@@ -189,30 +189,30 @@ def tl_alloca(w, base, room, sizes, align, lanes, iid):
     """alloca: sizes (i64) become local addresses in place. base: the stack's place in local memory; room: its bytes."""
     for lane in range(L.LANES):
         if (lanes >> lane) & 1:
-            host = stack_pointer(w, base, lane)
+            host = stack_pointer(w, base, room, lane)
             size = ld64(sizes + 8 * lane)
-            start = (ld64(host) + align - 1) & ~(align - 1)
-            if size < 0 or start + size > base + room:
+            start = (ld64(host) - size) & ~(align - 1)
+            if size < 0 or start < base + 16:
                 fail(w, L.ERR_STACK, iid, lane, 0, size, room - 16)
                 return 0
-            st64(host, start + size)
+            st64(host, start)
             st64(sizes + 8 * lane, start)
     return 0
 
 
 @export
-def tl_stack_save(w, base, values, lanes):
+def tl_stack_save(w, base, room, values, lanes):
     """stacksave: the stack pointers (i64)."""
     for lane in range(L.LANES):
         if (lanes >> lane) & 1:
-            st64(values + 8 * lane, ld64(stack_pointer(w, base, lane)))
+            st64(values + 8 * lane, ld64(stack_pointer(w, base, room, lane)))
     return 0
 
 
 @export
-def tl_stack_restore(w, base, values, lanes):
+def tl_stack_restore(w, base, room, values, lanes):
     """stackrestore."""
     for lane in range(L.LANES):
         if (lanes >> lane) & 1:
-            st64(stack_pointer(w, base, lane), ld64(values + 8 * lane))
+            st64(stack_pointer(w, base, room, lane), ld64(values + 8 * lane))
     return 0
