@@ -189,3 +189,29 @@ test_cases = cases_test(CASES)
 
 def test_the_reference_saturates():
     np.testing.assert_array_equal(saturated(np.array([np.nan, -1.0, -0.0, 0.25, 7.0])), [0, 0, 0, 0.25, 1])
+
+
+def test_the_rounding_mode_of_the_process_does_not_leak_in():
+    """A thread that rounds upwards starts a launch: results are to nearest, and its own mode is as before."""
+    import ctypes
+    import platform
+
+    import pytest
+
+    from tests.vgpu.ptx_kernels import run
+
+    upward = {"x86_64": 0x800, "aarch64": 0x400000}.get(platform.machine())
+    if upward is None:
+        pytest.skip("the host's constant for rounding upwards is not known here")
+    libm = ctypes.CDLL("libm.so.6")
+    a, b = operands("f32", 2, 91).values()
+    a, b = (np.where(np.isfinite(x), x, 1).astype(np.float32) for x in (a, b))
+    case = Case("add", "add.f32 %d, %a, %b;", {"a": ("f32", a), "b": ("f32", b)}, {"d": "b32"})
+    run(case)
+    libm.fesetround(upward)
+    try:
+        got = run(case)["d"]
+        assert libm.fegetround() == upward
+    finally:
+        libm.fesetround(0)
+    np.testing.assert_array_equal(got, exact("add", "f32", "rn", a, b))

@@ -256,3 +256,15 @@ def free_bytes(typing, address):
         return context.get_dummy_value()
 
     return types.void(types.int64), codegen
+
+
+@intrinsic
+def default_float_environment(typing):
+    """This thread's rounding mode to nearest, with subnormal numbers: threads inherit what the process has set."""
+
+    def codegen(context, builder, sig, args):
+        fn = cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.VoidType(), []), "llvm.reset.fpenv")
+        builder.call(fn, [])
+        return context.get_dummy_value()
+
+    return types.void(), codegen
