@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tensorladder.vgpu.ptx.nodes import Instr
 
 FAMILIES = ("integer", "floating", "approx", "logic", "compare", "convert", "control", "memory", "atomic", "warp",
-            "sync", "matrix", "mbarrier", "async_copy", "tensor_copy", "misc")  # fmt: skip
+            "sync", "matrix", "mbarrier", "async_copy", "tensor_copy", "misc", "video")  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tensorladder.vgpu.ptx.nodes import Function, Group, Instr, Label, Mem, Neg, Pair, Reg, Vec
+from tensorladder.vgpu.ptx.nodes import Function, Group, Instr, Label, Mem, Neg, Pair, Part, Reg, Vec
 
 
 @dataclass
@@ -47,6 +47,8 @@ def registers(operand: object) -> list[Reg]:
         return registers(operand.first) + registers(operand.second)
     if isinstance(operand, Neg):
         return registers(operand.operand)
+    if isinstance(operand, Part):
+        return [operand.reg]
     return []
 
 

@@ -9,7 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tensorladder.core.errors import Unsupported
-from tensorladder.vgpu.ptx.nodes import Function, Group, Instr, Label, Mem, Neg, Pair, PtxModule, Reg, Sym, Variable, Vec
+from tensorladder.vgpu.ptx.nodes import (
+    Function,
+    Group,
+    Instr,
+    Label,
+    Mem,
+    Neg,
+    Pair,
+    Part,
+    PtxModule,
+    Reg,
+    Sym,
+    Variable,
+    Vec,
+)
 
 #: functions that the machine itself provides
 INTRINSICS = {"vprintf", "__assertfail"}
@@ -117,6 +131,8 @@ def _renamed(body: list, regs: dict, syms: dict, tag: str, end: Label) -> Iterat
             return Pair(sub(o.first), sub(o.second))
         if isinstance(o, Neg):
             return Neg(sub(o.operand))
+        if isinstance(o, Part):
+            return Part(regs[o.reg], o.name)
         return o
 
     for item in body:

@@ -85,6 +85,14 @@ class Neg:
 
 
 @dataclass(frozen=True)
+class Part:
+    """`%r1.b0`, `%r1.h10`, `%r1.b7654`: selected bytes or halves of a register, for the video instructions."""
+
+    reg: Reg
+    name: str
+
+
+@dataclass(frozen=True)
 class Sink:
     """`_`: the result is dropped."""
 

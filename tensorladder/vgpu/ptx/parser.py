@@ -6,6 +6,7 @@ repeats them is read right.
 
 from __future__ import annotations
 
+import re
 import struct
 
 from tensorladder.core.errors import UsageError
@@ -21,6 +22,7 @@ from tensorladder.vgpu.ptx.nodes import (
     Neg,
     Pair,
     Param,
+    Part,
     PtxModule,
     Reg,
     Sink,
@@ -30,6 +32,7 @@ from tensorladder.vgpu.ptx.nodes import (
     Vec,
 )
 
+_PART = re.compile(r"b[0-7]{1,4}|h[0-3]{1,2}")
 _LINKING = {".visible", ".extern", ".weak", ".common"}
 _SPACES = {".global", ".const", ".shared", ".local", ".param", ".tex"}
 _SPECIALS = (
@@ -495,7 +498,9 @@ class _Parser:
             if not isinstance(inner, Imm):
                 return Neg(inner)
             if inner.float_bits:
-                return Imm(inner.value ^ (1 << (inner.float_bits - 1)) if text == "-" else inner.value, inner.float_bits)
+                return Imm(
+                    inner.value ^ (1 << (inner.float_bits - 1)) if text == "-" else inner.value, inner.float_bits
+                )
             return Imm({"-": -inner.value, "~": ~inner.value, "+": inner.value}[text])
         elif kind == "num":
             self.pos += 1
@@ -518,6 +523,9 @@ class _Parser:
             return reg
         if text == "_":
             return Sink()
+        base, _, part = text.rpartition(".")
+        if _PART.fullmatch(part) and self.find(base, 0) is not None:
+            return Part(self.find(base, 0), part)
         if text == "WARP_SZ":
             return Special(text)
         if text[0] == "%":
