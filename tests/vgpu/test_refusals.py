@@ -37,7 +37,7 @@ selp.f16 %h, %h, %h, %p
 slct.ftz.u32.s32 %a, %a, %a, %a
 prmt.b64 %w, %w, %w, %a
 mapa.shared.u32 %a, %a, %a
-vadd.u32.u32.u32 %a, %a, %a
+vmad.u32.u32.u32 %a, %a, %a, %a
 tex.2d.v4.f32.f32 {%a, %a, %a, %a}, [%w, {%a, %a}]
 """
 
