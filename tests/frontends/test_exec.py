@@ -120,6 +120,12 @@ def test_what_a_script_asks_of_torch(tmp_path):
         assert torch.allclose(leaf.grad, 2 * leaf)
         top = torch.randn(9, device="cuda").topk(3)
         assert top.values.is_cuda
+        g = torch.Generator(device="cuda"); g.manual_seed(3)
+        assert torch.randn(3, device="cuda", generator=g).is_cuda and isinstance(g, torch.Generator)
+        torch.Generator | None, torch.cuda.CUDAGraph | None, torch.cuda.Stream | None, torch.cuda.device | None
+        torch.testing.assert_close(x, x.clone())
+        with torch.cuda.device(0):
+            pass
         from cutlass.utils import HardwareInfo
         assert HardwareInfo().get_max_active_clusters(2) == 74
         """

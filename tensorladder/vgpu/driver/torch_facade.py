@@ -119,6 +119,18 @@ def _refuse(what: str) -> Callable[..., Any]:
     return refuse
 
 
+def _refused_class(what: str) -> type:
+    """Classes stay classes: torch's own modules name them in annotations."""
+    return type("Refused", (), {"__init__": _refuse(what)})
+
+
+class VirtualDevice(contextlib.nullcontext[None]):
+    """torch.cuda.device(index) as a context: there is one device."""
+
+    def __init__(self, _: Any = None):
+        super().__init__()
+
+
 def _nothing(*_: Any, **__: Any) -> None:
     pass
 
@@ -146,13 +158,13 @@ def _answers(session: Session) -> dict[str, Any]:
         "ExternalStream": VirtualStream,
         "Event": _event(session),
         "stream": lambda _: contextlib.nullcontext(),
-        "device": lambda *_: contextlib.nullcontext(),
+        "device": VirtualDevice,
         "get_device_name": lambda *_: _name(session),
         "get_device_capability": lambda *_: session.arch.compute_capability,
         "get_device_properties": lambda *_: _properties(session),
         "mem_get_info": lambda *_: (_MEMORY, _MEMORY),
-        "CUDAGraph": _refuse("a CUDA graph"),
-        "graph": _refuse("a CUDA graph"),
+        "CUDAGraph": _refused_class("a CUDA graph"),
+        "graph": _refused_class("a CUDA graph"),
         "cudart": _refuse("torch.cuda.cudart()"),
     }
 
@@ -186,21 +198,11 @@ def torch_facade(session: Session) -> Iterator[None]:
             setattr(owner, name, old)
 
 
-_Generator = torch.Generator
+class VirtualGenerator(torch.Generator):
+    """A generator of "cuda" draws on the host, as the tensors lie there."""
 
-
-class _Generators(type(_Generator)):  # type: ignore[misc]
-    """Every generator counts as one of `VirtualGenerator`, whose instances are plain ones."""
-
-    def __instancecheck__(cls, instance: Any) -> bool:
-        return isinstance(instance, _Generator)
-
-
-class VirtualGenerator(torch.Generator, metaclass=_Generators):
-    """A generator of the virtual GPU is one of the CPU. A class, because torch writes it into annotations."""
-
-    def __new__(cls, device: Any = "cpu") -> torch.Generator:  # type: ignore[misc]
-        return _Generator("cpu" if claims_cuda(device) else device)
+    def __new__(cls, device: Any = "cpu") -> VirtualGenerator:
+        return super().__new__(cls, "cpu" if claims_cuda(device) else device)
 
 
 __all__ = ["CudaTensor", "torch_facade"]
