@@ -124,10 +124,6 @@ def sine(e: Emitter, x: str, quarter: int) -> str:
 
 
 # ---------------------------------------------------------------- instructions
-def _exp2_f32(e: Emitter, a: str) -> str:
-    return exp2(e, a)
-
-
 def _log2_f32(e: Emitter, a: str) -> str:
     """With the special cases: zero, negatives, infinity."""
     value = log2(e, a)
@@ -140,7 +136,7 @@ def _log2_f32(e: Emitter, a: str) -> str:
 
 
 _FUNCTIONS = {
-    "ex2": _exp2_f32,
+    "ex2": exp2,
     "lg2": _log2_f32,
     "tanh": tanh,
     "sin": lambda e, a: sine(e, a, 0),
@@ -183,8 +179,12 @@ def _single(e: Emitter, op: str, a: str, mods: frozenset[str]) -> str:
     """The function of f32 lanes, as f32, rounded to nearest."""
     if "ftz" in mods:
         a = fp.flush(e, a, "f32")
+    value = e.outline(f"approx_{op}", F32, [(F32, a)], lambda f, x: _rounded(f, op, x))
+    return fp.finish(e, value, "f32", mods)
+
+
+def _rounded(e: Emitter, op: str, a: str) -> str:
     wide = e.op(f"fpext {F32} {a} to {F64}")
     value = fp.narrow_f64(e, _FUNCTIONS[op](e, wide), "rn")
     # the clamps and integer tricks above do not keep NaN: put the operand's back
-    value = fp.select(e, fp.is_nan(e, a, "f32"), F32, a, value)
-    return fp.finish(e, value, "f32", mods)
+    return fp.select(e, fp.is_nan(e, a, "f32"), F32, a, value)

@@ -116,18 +116,28 @@ def _float_to_int(e: Emitter, i: Instr, to: str, ty: str) -> None:
     if mode is None:
         raise Unsupported(f"{i.text} without a rounding modifier")
     value, work = _source(e, i.operands[1], ty, mods)
-    value = _integral(e, value, work, mode)
-    bits = TYPE_BITS[to]
-    width = max(bits, 32)
-    how = "fptosi" if to in SIGNED else "fptoui"
-    result = e.intrinsic(f"llvm.{how}.sat.v32i{width}.v32{work}", ivec(width), (vec(work), value))
-    if bits < width:
-        result = _clamp_int(e, result, width, to in SIGNED, to)
-        result = e.op(f"trunc {ivec(width)} {result} to {ivec(bits)}")
-    if ty == "f64" or bits == 64:
-        nan = fp.is_nan(e, value, work)
-        result = fp.select(e, nan, ivec(bits), e.splat(ivec(bits), 1 << (bits - 1)), result)
+    top = ty == "f64" or TYPE_BITS[to] == 64
+    name = f"{to}_from_{work}_{mode}{'_top' * top}"
+    result = e.outline(
+        name, ivec(TYPE_BITS[to]), [(vec(work), value)], lambda f, x: _clamped(f, x, work, to, mode, top)
+    )
     e.set(i.operands[0], result, to)
+
+
+def _clamped(e: Emitter, value: str, work: str, to: str, mode: str, top: bool) -> str:
+    """Integers of type `to` from f32 or f64. top: NaN gives the top bit alone, not 0."""
+    value = _integral(e, value, work, mode)
+    bits, v = TYPE_BITS[to], vec(work)
+    width = max(bits, 32)
+    ints = ivec(width)
+    low, high = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if to in SIGNED else (0, (1 << bits) - 1)
+    result = e.op(f"{'fptosi' if to in SIGNED else 'fptoui'} {v} {value} to {ints}")  # poison beyond the range
+    for how, bound, limit in (("olt", float(low), low), ("oge", float(high + 1), high)):
+        beyond = e.op(f"fcmp {how} {v} {value}, {fp.const(e, work, bound)}")
+        result = fp.select(e, beyond, ints, e.splat(ints, limit), result)
+    nan = e.splat(ints, 1 << (bits - 1)) if top else "zeroinitializer"
+    result = fp.select(e, fp.is_nan(e, value, work), ints, nan, result)
+    return e.op(f"trunc {ints} {result} to {ivec(bits)}") if bits < width else result
 
 
 def _int_to_float(e: Emitter, i: Instr, to: str, ty: str) -> None:

@@ -45,6 +45,7 @@ class Emitter:
         self.fallible = False
         self.instr: Instr | None = None
         self.declared: dict[str, str] = {}
+        self.outlined: set[str] = set()
         self._block: dict[str, str] = {}
 
     # ------------------------------------------------------------ plain IR
@@ -66,6 +67,22 @@ class Emitter:
     def declare(self, text: str) -> None:
         """Declare an external function or intrinsic once."""
         self.declared[text] = text
+
+    def outline(self, name: str, result: str, args: list[tuple[str, str]], build) -> str:
+        """Call an internal function of the module, built once: long sequences are compiled once and not at every use.
+
+        args: (LLVM type, value). build(emitter, *names) emits its body and gives the result; only the arguments may be
+        used in it (no registers, no warp).
+        """
+        if name not in self.outlined:
+            self.outlined.add(name)
+            inner = Emitter({}, {}, False)
+            inner.declared, inner.outlined = self.declared, self.outlined
+            value = build(inner, *(f"%a{k}" for k in range(len(args))))
+            formal = ", ".join(f"{t} %a{k}" for k, (t, _) in enumerate(args))
+            body = "\n".join(inner.lines)
+            self.declare(f"define internal {result} @{name}({formal}) noinline {{\n{body}\n  ret {result} {value}\n}}")
+        return self.op(f"call {result} @{name}({', '.join(f'{t} {v}' for t, v in args)})")
 
     def splat(self, ty: str, value: str | int | float) -> str:
         """Constant vector of LLVM type `ty` (`<32 x ..>`)."""

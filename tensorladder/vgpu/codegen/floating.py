@@ -177,6 +177,14 @@ def sqrt(e: Emitter, i: Instr) -> None:
     e.set(i.operands[0], root, ty)
 
 
+def _inverse_root(e: Emitter, x: str) -> str:
+    return _inverse(e, fp.rounded(e, "sqrt", "f64", "rn", x), "f64", "rn")
+
+
+def _rsqrt(e: Emitter, a: str) -> str:
+    return fp.narrow_f64(e, _inverse_root(e, e.op(f"fpext {fp.F32} {a} to {fp.F64}")), "rn")
+
+
 @instruction("rsqrt", forms="f32 and f64: .approx .ftz")
 def rsqrt(e: Emitter, i: Instr) -> None:
     """1 / sqrt(a), by way of f64."""
@@ -185,15 +193,14 @@ def rsqrt(e: Emitter, i: Instr) -> None:
     a = e.value(i.operands[1], ty)
 
     def function(x: str) -> str:
-        return _inverse(e, fp.rounded(e, "sqrt", "f64", "rn", x), "f64", "rn")
+        return _inverse_root(e, x)
 
     if ty == "f64":
         value = _gross(e, a, function) if "ftz" in mods else fp.pass_nans(e, function(a), [a])
     else:
         if "ftz" in mods:
             a = fp.flush(e, a, ty)
-        wide = function(e.op(f"fpext {fp.F32} {a} to {fp.F64}"))
-        value = fp.finish(e, fp.narrow_f64(e, wide, "rn"), ty, mods)
+        value = fp.finish(e, e.outline("approx_rsqrt", fp.F32, [(fp.F32, a)], _rsqrt), ty, mods)
     e.set(i.operands[0], value, ty)
 
 

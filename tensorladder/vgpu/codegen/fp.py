@@ -192,9 +192,13 @@ def narrow_f64(e: Emitter, value: str, mode: str) -> str:
     The nearest f32 is at most one step off; the sign of its error tells which way. Steps across infinity work, as
     infinity is the code after the largest number.
     """
-    near = e.op(f"fptrunc {F64} {value} to {F32}")
     if mode == "rn":
-        return near
+        return e.op(f"fptrunc {F64} {value} to {F32}")
+    return e.outline(f"narrow_{mode}", F32, [(F64, value)], lambda f, x: _narrow(f, x, mode))
+
+
+def _narrow(e: Emitter, value: str, mode: str) -> str:
+    near = e.op(f"fptrunc {F64} {value} to {F32}")
     back = e.op(f"fpext {F32} {near} to {F64}")
     bits = bits_of(e, near, "f32")
     if mode in ("rz", "odd"):
@@ -217,6 +221,10 @@ def narrow_f64(e: Emitter, value: str, mode: str) -> str:
 
 def sum_to_odd(e: Emitter, a: str, b: str) -> str:
     """f64 a + b rounded to odd, for one more rounding to fewer than 51 bits. Exact sums stay; no overflow expected."""
+    return e.outline("sum_to_odd", F64, [(F64, a), (F64, b)], _sum_to_odd)
+
+
+def _sum_to_odd(e: Emitter, a: str, b: str) -> str:
     total = e.op(f"fadd {F64} {a}, {b}")
     b_part = e.op(f"fsub {F64} {total}, {a}")
     a_part = e.op(f"fsub {F64} {total}, {b_part}")

@@ -61,7 +61,8 @@ def _element(e: Emitter, op: str, kind: str, mods: frozenset[str], args: list[st
     wide = [fp.widen(e, a, kind) for a in args]
     if op in ("min", "max"):
         return _extreme(e, op, kind, mods, wide, args)
-    value = _WIDE[op](e, kind, *wide)
+    value = e.outline(f"{op}_{kind}", fp.F32, [(fp.F32, a) for a in wide], lambda f, *x: _WIDE[op](f, kind, *x)) if (
+        op == "fma" or (op, kind) == ("mul", "bf16")) else _WIDE[op](e, kind, *wide)  # fmt: skip
     if "sat" in mods:
         value = fp.saturate(e, value, "f32")
     if "relu" in mods:

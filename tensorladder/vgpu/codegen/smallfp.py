@@ -32,6 +32,11 @@ def _minimum(e: Emitter, a: str, b: int) -> str:
 
 def encode(e: Emitter, value: str, fmt: str, mode: str, *, satfinite: bool = False, relu: bool = False) -> str:
     """Codes of f32 lanes in `fmt` as <32 x i32>, as `core.smallfloat.encode`. Formats without infinity saturate."""
+    name = f"encode_{fmt}_{mode}{'_satfinite' * satfinite}{'_relu' * relu}"
+    return e.outline(name, I32, [(F32, value)], lambda f, x: _encode(f, x, fmt, mode, satfinite, relu))
+
+
+def _encode(e: Emitter, value: str, fmt: str, mode: str, satfinite: bool, relu: bool) -> str:
     f = FORMATS[fmt]
     if fmt == "ue8m0":
         return _encode_ue8m0(e, value, mode, satfinite)
@@ -105,6 +110,10 @@ def _encode_ue8m0(e: Emitter, value: str, mode: str, satfinite: bool) -> str:
 
 def decode(e: Emitter, codes: str, fmt: str) -> str:
     """Codes (<32 x i32>, no bits above the format's) to f32, exactly; NaN is canonical."""
+    return e.outline(f"decode_{fmt}", F32, [(I32, codes)], lambda f, x: _decode(f, x, fmt))
+
+
+def _decode(e: Emitter, codes: str, fmt: str) -> str:
     f = FORMATS[fmt]
     if fmt == "ue8m0":
         return _decode_ue8m0(e, codes)
