@@ -13,7 +13,16 @@ from tensorladder.vgpu.machine.effects import run_op
 from tensorladder.vgpu.machine.lanes import fail, wake
 from tensorladder.vgpu.machine.native import export, helper
 from tensorladder.vgpu.machine.queue import NEVER, pending_op, release_op, remove_at, rng
-from tensorladder.vgpu.machine.raw import fetch_add, fill_bytes, ld32, ld64, run_warp, st32, st64
+from tensorladder.vgpu.machine.raw import (
+    default_float_environment,
+    fetch_add,
+    fill_bytes,
+    ld32,
+    ld64,
+    run_warp,
+    st32,
+    st64,
+)
 
 SLICE = 16384
 TIMED_SLICE = 256
@@ -346,6 +355,7 @@ def run_slice(u, c, w, policy):
     start = ld64(w + L.W_CLOCK)
     st64(w + L.W_LIMIT, start + length)
     code = run_warp(ld64(w + L.W_KERNEL), w)
+    st64(u + L.U_INSTRS, ld64(u + L.U_INSTRS) + ld64(w + L.W_CLOCK) - start)
     launch = ld64(u + L.U_LAUNCH)
     if code == L.RET_EXIT:
         st64(w + L.W_STATE, 2)
@@ -473,5 +483,6 @@ def run_unit(u):
 @export
 def tl_worker(u):
     """A worker: runs the unit at address `u`."""
+    default_float_environment()
     run_unit(u)
     return 0
