@@ -36,6 +36,12 @@ def test_the_table_is_the_catalogue():
     )
 
 
+def test_the_climb_shown_names_every_rung():
+    shown = between(README.read_text(encoding="utf-8"), "climb")
+    missing = [info.name for info in catalog() if info.name not in shown]
+    assert not missing, f"run `make climb` and put its output into README.md: {missing}"
+
+
 def test_commands_in_the_readme_are_understood(ask):
     """Each `tensorladder VERB ...` of the examples parses: its options are those that the verb has."""
     lines = re.findall(r"^\$ tensorladder (.+?)(?:\s+#.*)?$", README.read_text(encoding="utf-8"), re.MULTILINE)
