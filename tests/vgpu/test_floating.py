@@ -139,8 +139,8 @@ def immediates() -> Case:
     inputs = {"a": ("f32", floats("f32", N, 83)), "b": ("f64", floats("f64", N, 84))}
 
     def reference(a: np.ndarray, b: np.ndarray) -> dict[str, np.ndarray]:
-        pi, one = np.full(N, 0xC0490FDB, np.uint32).view(np.float32), np.ones(N, np.float32)
-        return {"d": exact("fma", "f32", "rn", a, pi, one), "x": exact("add", "f64", "rn", b, np.full(N, 1.5))}
+        pi, one = np.full(len(a), 0xC0490FDB, np.uint32).view(np.float32), np.ones(len(a), np.float32)
+        return {"d": exact("fma", "f32", "rn", a, pi, one), "x": exact("add", "f64", "rn", b, np.full(len(b), 1.5))}
 
     return Case("immediates", body, inputs, {"d": "b32", "x": "b64"}, reference)
 
@@ -159,7 +159,7 @@ def at_the_smallest_normal() -> Case:
     inputs = {"a": ("f32", a), "b": ("f32", b), "c": ("f32", (1 / b).astype(np.float32))}
 
     def reference(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> dict[str, np.ndarray]:
-        zero = np.full(N, -0.0, np.float32)
+        zero = np.full(len(a), -0.0, np.float32)
         args = {"mul": (a, b), "fma": (a, b, zero), "div": (a, c)}
         return {n: exact(op, "f32", m, *args[op], ftz=True) for n, (op, m) in forms.items()}
 

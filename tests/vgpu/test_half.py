@@ -50,7 +50,7 @@ def arithmetic(op: str, ty: str, suffixes: tuple[str, ...], seed: int = 0) -> Ca
     body = "\n".join(f"{op}{'.' + s if s else ''}.{ty} %{n}, {args};" for n, s in names.items())
 
     def reference(**given: np.ndarray) -> dict[str, np.ndarray]:
-        parts = [x.view(np.uint16).reshape(N, -1).T.copy() for x in given.values()]
+        parts = [x.view(np.uint16).reshape(len(x), -1).T.copy() for x in given.values()]
         found = {}
         for n, s in names.items():
             columns = [expected(op, kind, s.split("."), [x[k] for x in parts]) for k in range(len(parts[0]))]

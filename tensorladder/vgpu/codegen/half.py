@@ -61,8 +61,7 @@ def _element(e: Emitter, op: str, kind: str, mods: frozenset[str], args: list[st
     wide = [fp.widen(e, a, kind) for a in args]
     if op in ("min", "max"):
         return _extreme(e, op, kind, mods, wide, args)
-    value = e.outline(f"{op}_{kind}", fp.F32, [(fp.F32, a) for a in wide], lambda f, *x: _WIDE[op](f, kind, *x)) if (
-        op == "fma" or (op, kind) == ("mul", "bf16")) else _WIDE[op](e, kind, *wide)  # fmt: skip
+    value = _compute(e, op, kind, wide)
     if "sat" in mods:
         value = fp.saturate(e, value, "f32")
     if "relu" in mods:
@@ -86,6 +85,13 @@ def _quiet(e: Emitter, kind: str, operand: str, bits: str) -> str:
     size = e.op(f"and {fp.I16} {operand}, {e.splat(fp.I16, 0x7FFF)}")
     nan = e.op(f"icmp ugt {fp.I16} {size}, {e.splat(fp.I16, fp.BITS[kind][0])}")
     return fp.select(e, nan, fp.I16, e.splat(fp.I16, fp.BITS[kind][2]), bits)
+
+
+def _compute(e: Emitter, op: str, kind: str, wide: list[str]) -> str:
+    """The operation on f32 lanes, to be rounded to `kind`; the long ones as functions."""
+    if op == "fma" or (op, kind) == ("mul", "bf16"):
+        return e.outline(f"{op}_{kind}", fp.F32, [(fp.F32, a) for a in wide], lambda f, *x: _WIDE[op](f, kind, *x))
+    return _WIDE[op](e, kind, *wide)
 
 
 def _simple(op: str):
