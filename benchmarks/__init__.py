@@ -1,0 +1,1 @@
+"""Speed claims, each a ratio measured in one run. `python -m benchmarks` prints them all."""
