@@ -80,22 +80,22 @@ def mixed(op: str, suffix: str, ty: str) -> Case:
                 version="8.6")  # fmt: skip
 
 
-def extremes(ty: str, suffixes: tuple[str, ...], count: int = 2, ops: tuple[str, ...] = ("min", "max")) -> Case:
+def extremes(ty: str, suffixes: tuple[str, ...], count: int = 2) -> Case:
     """min and max with modifiers."""
     arrays = operands(ty, 2, 40) | ({"c": floats(ty, N, 60)} if count == 3 else {})
-    forms = {f"{op}_{s.replace('.', '_')}": (op, s) for op in ops for s in suffixes}
+    forms = {f"{op}_{s.replace('.', '_')}": (op, s) for op in ("min", "max") for s in suffixes}
     args = ", ".join(f"%{n}" for n in arrays)
     body = "\n".join(f"{op}{'.' + s if s else ''}.{ty} %{n}, {args};" for n, (op, s) in forms.items())
 
     def reference(**inputs: np.ndarray) -> dict[str, np.ndarray]:
         return {
-            n: extreme(op[:3], ty, *inputs.values(), nan="NaN" in s, absolute="abs" in s, xorsign="xorsign" in s,
+            n: extreme(op, ty, *inputs.values(), nan="NaN" in s, absolute="abs" in s, xorsign="xorsign" in s,
                        ftz="ftz" in s)
             for n, (op, s) in forms.items()
         }  # fmt: skip
 
     options = {} if count == 2 else {"silicon": False, "target": "sm_100a", "version": "8.8"}
-    name, outputs = f"{'/'.join(ops)}.{ty} {count} operands", dict.fromkeys(forms, WORD[ty])
+    name, outputs = f"min/max.{ty} {count} operands", dict.fromkeys(forms, WORD[ty])
     return Case(name, body, {n: (ty, a) for n, a in arrays.items()}, outputs, reference, **options)
 
 
@@ -178,7 +178,6 @@ CASES = [
     extremes("f32", ("", "ftz", "NaN", "ftz.NaN", "xorsign.abs", "NaN.xorsign.abs", "ftz.xorsign.abs")),
     extremes("f64", ("",)),
     extremes("f32", ("", "NaN", "abs", "ftz.NaN.abs"), 3),
-    extremes("f32", ("", "ftz.abs"), 3, ("min3", "max3")),
     unary("neg", "f32", np.negative), unary("neg", "f64", np.negative), unary("abs", "f32", np.abs),
     unary("abs", "f64", np.abs), unary("neg.ftz", "f32", lambda x: flushed(-x, "f32")),
     unary("abs.ftz", "f32", lambda x: flushed(np.abs(x), "f32")),

@@ -20,11 +20,9 @@ _MODS = {
     "fma": {"f32": "rn rz rm rp ftz sat", "f64": "rn rz rm rp", "f32x2": "rn rz rm rp ftz"},
     "div": {"f32": "approx full rn rz rm rp ftz", "f64": "rn rz rm rp"},
     "min": {"f32": "ftz NaN xorsign abs", "f64": ""},
-    "min3": {"f32": "ftz NaN abs"},
     "neg": {"f32": "ftz", "f64": ""},
 }
-_MODS |= {"sub": _MODS["add"], "mul": _MODS["add"], "mad": _MODS["fma"], "max": _MODS["min"], "max3": _MODS["min3"],
-          "abs": _MODS["neg"]}  # fmt: skip
+_MODS |= {"sub": _MODS["add"], "mul": _MODS["add"], "mad": _MODS["fma"], "max": _MODS["min"], "abs": _MODS["neg"]}
 _MIXED = {"add": 1, "sub": 1, "fma": 2}  # leading 16-bit operands of the mixed forms
 
 
@@ -53,8 +51,8 @@ def _modifiers(i: Instr, ty: str, types: int) -> frozenset[str]:
 def _compute(e: Emitter, op: str, ty: str, mods: frozenset[str], args: list[str]) -> str:
     if "ftz" in mods:
         args = [fp.flush(e, a, ty) for a in args]
-    if op in ("min", "max", "min3", "max3"):
-        return _extremes(e, op[:3], ty, mods, args)
+    if op in ("min", "max"):
+        return _extremes(e, op, ty, mods, args)
     if op in ("neg", "abs"):
         value = e.op(f"fneg {vec(ty)} {args[0]}") if op == "neg" else fp.absolute(e, args[0], ty)
         return fp.finish(e, value, ty, mods, args)
@@ -121,12 +119,6 @@ def _mixed(e: Emitter, i: Instr) -> None:
     args = [fp.widen(e, e.value(o, "b16"), ty) for o in i.operands[1 : 1 + count]]
     args += [e.value(o, "f32") for o in i.operands[1 + count :]]
     e.set(i.operands[0], _compute(e, i.op, "f32", mods, args), "f32")
-
-
-@instruction("min3", "max3", forms="f32 with .ftz .NaN .abs")
-def three(e: Emitter, i: Instr) -> None:
-    """Smallest or largest of three."""
-    arithmetic(e, i)
 
 
 @instruction("rcp", forms="f32: .approx .rn .rz .rm .rp .ftz; f64: .rn .rz .rm .rp, .approx.ftz")
