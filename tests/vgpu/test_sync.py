@@ -212,9 +212,7 @@ def test_wrong_barriers():
     fails(".reg .b32 %k;\nmov.u32 %k, 99; bar.sync %k;", "barrier 99 does not exist", "lane 0")
     fails("bar.sync 1, 33;", "barrier 1: thread count 33")
     fails("bar.sync 1, 1024;", "barrier 1: thread count 1024")
-    fails(
-        TILE + "shr.u32 %k, %me, 5; mad.lo.u32 %k, %k, 32, 32; bar.sync 2, %k;", "barrier 2: thread count", "differs"
-    )
+    fails(TILE + "shr.u32 %k, %me, 5; mad.lo.u32 %k, %k, 32, 32; bar.sync 2, %k;", "barrier 2: thread count", "differs")
     fails(TILE + "and.b32 %k, %me, 1; bar.sync %k;", "different barriers", "(0 and 1)")
     fails("barrier.cluster.arrive; barrier.cluster.arrive;", "barrier.cluster.arrive twice")
     fails("barrier.cluster.wait;", "barrier.cluster.wait without barrier.cluster.arrive")
@@ -242,3 +240,36 @@ def test_hangs_say_who_waits_on_what():
     one = TILE + "setp.eq.u32 %q, %me, 5;\n@%q bra OUT;\n{wait}\nOUT: bar.sync 0;"
     fails(one.format(wait="bar.warp.sync -1;"), "wait for lanes 0xffffffff to come to a bar.warp.sync")
     fails(one.format(wait="barrier.cluster.arrive; barrier.cluster.wait;"), "barrier.cluster")
+
+
+_SPIN = """.shared .align 8 .b64 full; .reg .b32 %b, %v; .reg .b64 %c; .reg .pred %q, %z; mov.u32 %b, full;
+    setp.eq.u32 %q, %idx, 0; @%q mbarrier.init.shared.b64 [%b], 2; bar.sync 0;
+    @%q mbarrier.arrive.shared.b64 _, [%b]; mov.u64 %c, 0;
+    WAIT: """
+
+
+def test_loops_that_wait_and_sleep_are_seen_to_hang():
+    wait = "mbarrier.{}.parity.shared.b64 %z, [%b], 0; "
+    loops = {
+        wait.format("try_wait") + "@!%z bra WAIT;": "wait on the mbarrier at shared+0x400",
+        wait.format("try_wait") + "nanosleep.u32 100; @!%z bra WAIT;": "still owed: 1 arrivals",
+        wait.format("test_wait") + "@!%z bra WAIT;": "spin at mbarrier.test_wait",
+        wait.format("test_wait") + "nanosleep.u32 100; @!%z bra WAIT;": "spin with nanosleep.u32 (PTX line",
+        "add.u64 %c, %c, 1; and.b64 %c, %c, 7; bra WAIT;": "spin at add.u64",
+    }
+    for policy in ("eager", "timed", "random:3"):
+        for loop, message in loops.items():
+            fails(_SPIN + loop, "hangs", message, block=64, policy=policy, timeout=60)
+
+
+def test_loops_that_end_by_themselves_are_no_hang():
+    clock = "mov.u64 %c, %clock64; setp.lt.u64 %z, %c, 3000000; @%z bra WAIT;\nmov.u32 %d, 5;"
+    sleeper = """
+        .shared .align 4 .b32 flag; .reg .b32 %v; .reg .pred %q, %z;
+        st.shared.u32 [flag], 0; bar.sync 0; setp.lt.u32 %q, %idx, 32; @%q bra SLEEP;
+        WAIT: ld.volatile.shared.u32 %v, [flag]; {pause} setp.eq.u32 %z, %v, 0; @%z bra WAIT;
+        bra OUT; SLEEP: nanosleep.u32 500000; nanosleep.u32 500000; st.volatile.shared.u32 [flag], 1;
+        OUT: mov.u32 %d, 5;"""
+    for policy in ("eager", "lazy", "timed", "random:3"):
+        for body in (_SPIN + clock, sleeper.format(pause="nanosleep.u32 50;"), sleeper.format(pause="")):
+            assert (launch(body, block=64, policy=policy, timeout=60) == 5).all(), policy

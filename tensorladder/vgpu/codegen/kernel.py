@@ -18,7 +18,7 @@ from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.ptx import isa
 from tensorladder.vgpu.ptx.cfg import Block, Graph
 from tensorladder.vgpu.ptx.inline import inline
-from tensorladder.vgpu.ptx.nodes import Function, Instr, PtxModule, Reg
+from tensorladder.vgpu.ptx.nodes import Function, Instr, PtxModule, Reg, Special
 
 
 @dataclass
@@ -37,6 +37,7 @@ class Lowered:
     params: list = field(default_factory=list)
     param_bytes: int = 0
     ordered: bool = False  # holds instructions that see other CTAs: one scheduler for all
+    clocked: bool = False  # reads a clock
     unsupported: list = field(default_factory=list)
     block_iids: list[int] = field(default_factory=list)  # first instruction of each block, by PC
 
@@ -58,7 +59,8 @@ def lower(module: PtxModule, name: str, checked: bool = False) -> Lowered:
             lines[item.index] = (item.text, item.line, *item.loc)
     return Lowered(
         name, ir, frame_bytes, places["local"], places["static"], places["dynamic"], globals_, lines,
-        dict(fn.directives), list(fn.params), fn.param_bytes, _ordered(fn), builder.unsupported,
+        dict(fn.directives), list(fn.params), fn.param_bytes, _ordered(fn), _clocked(fn),
+        builder.unsupported,
         [_first_iid(b) for b in graph.blocks],
     )  # fmt: skip
 
@@ -81,6 +83,16 @@ def _ordered(fn: Function) -> bool:
         if i.op == "cp" and "reduce" in i.mods and "global" in i.mods:
             return True
     return False
+
+
+def _clocked(fn: Function) -> bool:
+    """Whether a kernel reads a clock."""
+    return any(
+        isinstance(o, Special) and o.name.startswith(("%clock", "%globaltimer"))
+        for i in fn.body
+        if isinstance(i, Instr)
+        for o in i.operands
+    )
 
 
 def _frame(graph: Graph) -> tuple[dict[Reg, int], int]:

@@ -303,7 +303,7 @@ def tl_sleep(w, durations, lanes, iid):
     for lane in range(L.LANES):
         if (lanes >> lane) & 1:
             ns = min(ld32(durations + 4 * lane), 1000000)
-            block(w, 1 << lane, L.WAIT_TIME, now + ns * khz // 1000000, 0, iid)
+            block(w, 1 << lane, L.WAIT_TIME, now + ns * khz // 1000000, ld64(ld64(w + L.W_UNIT) + L.U_ROUND), iid)
     return 0
 
 

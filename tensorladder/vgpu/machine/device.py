@@ -191,6 +191,7 @@ class _Run:
         w[L.L_GRIDID] = device._launches
         w[L.L_CLOCK_KHZ] = _CLOCK_KHZ
         w[L.L_TIME0] = device.cycles * 1_000_000 // _CLOCK_KHZ + 1_000_000_000
+        w[L.L_CLOCKED] = int(low.clocked)
         w[L.L_NUMERICS] = int(device.numerics == "f64")
         latency = np.array(list(_LATENCY.values()), np.int64)
         prints = np.zeros(_PRINT_BYTES, np.uint8)

@@ -168,6 +168,8 @@ def _describe_wait(kind: int, a: int, b: int, unit, slot: int, where: str, block
         return f"wait for lanes {a:#x} to come to a bar.warp.sync with this mask, {blocked}"
     if kind == L.WAIT_BAR_WARP:
         return f"wait at barrier {a & 0xFF} for the other lanes of the warp, {blocked}"
+    if kind == L.WAIT_TIME:
+        return f"spin with {blocked}, where nothing changes"
     if kind == L.WAIT_CLUSTER:
         return f"wait for the cluster's other threads to arrive at barrier.cluster, {where}"
     if kind in (L.WAIT_CP, L.WAIT_BULK, L.WAIT_BULK_READ):

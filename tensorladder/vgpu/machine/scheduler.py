@@ -26,6 +26,8 @@ from tensorladder.vgpu.machine.raw import (
 
 SLICE = 16384
 TIMED_SLICE = 256
+#: cycles without anything happening after which a kernel that reads clocks is taken to hang
+PATIENCE = 1 << 31
 
 
 @helper
@@ -103,6 +105,7 @@ def start_warp(u, c, w, n, threads, rank):
     st64(w + L.W_SPINS, 0)
     st64(w + L.W_PROGRESS, 0)
     st64(w + L.W_HASH, 0)
+    st64(w + L.W_REPEATS, 0)
     st64(w + L.W_STATE, 0)
     st64(w + L.W_CLUSTER_ARRIVED, 0)
     st64(w + L.W_CLUSTER_DONE, 0)
@@ -244,9 +247,28 @@ def frame_hash(w):
 
 
 @helper
-def registers_changed(u):
-    """Whether any live warp's registers differ from the last time this was asked."""
-    changed = False
+def sleeps_since(w, round_):
+    """Whether a lane sleeps that went to sleep before a quiescent round."""
+    waiting = ld64(w + L.W_LIVE) & ~ld64(w + L.W_READY)
+    for lane in range(L.LANES):
+        if (waiting >> lane) & 1 and ld32(w + L.W_WAIT + 4 * lane) == L.WAIT_TIME:
+            if ld64(w + L.W_WAIT_B + 8 * lane) < round_:
+                return True
+    return False
+
+
+@helper
+def going_round(u, quiet):
+    """Whether every live warp repeats itself, in the `quiet`th quiescent round since something happened.
+
+    Memory does not change meanwhile, so a warp that comes to a state again will do so for ever. States are compared with
+    one taken in a round 1, 2, 4, 8, ... (Brent's search for a cycle). A kernel that reads a clock may end by itself: it
+    gets a second of the chip's time.
+    """
+    if ld64(ld64(u + L.U_LAUNCH) + L.L_CLOCKED) != 0:
+        return ld64(u + L.U_CLOCK) - ld64(u + L.U_NEWS_CLOCK) > PATIENCE
+    take = quiet & (quiet - 1) == 0
+    every = quiet > 1
     for slot in range(ld64(u + L.U_NCTAS)):
         c = ld64(u + L.U_CTAS) + slot * L.C_BYTES
         if ld64(c + L.C_DONE) != 0:
@@ -256,10 +278,15 @@ def registers_changed(u):
             if ld64(w + L.W_LIVE) == 0:
                 continue
             h = frame_hash(w)
-            if h != ld64(w + L.W_HASH):
-                changed = True
-            st64(w + L.W_HASH, h)
-    return changed
+            if h == ld64(w + L.W_HASH) and not sleeps_since(w, ld64(u + L.U_SAVED)):
+                st64(w + L.W_REPEATS, 1)
+            every = every and ld64(w + L.W_REPEATS) != 0
+            if take:
+                st64(w + L.W_HASH, h)
+                st64(w + L.W_REPEATS, 0)
+    if take:
+        st64(u + L.U_SAVED, ld64(u + L.U_ROUND))
+    return every
 
 
 @helper
@@ -402,9 +429,11 @@ def quiescent(u, policy, spinning):
         if fire_due(u, when) == 0:
             fire_first(u)
         return True
-    stalled = 0 if registers_changed(u) else ld64(u + L.U_STALLED) + 1
-    st64(u + L.U_STALLED, stalled)
-    if stalled >= 3:
+    quiet = ld64(u + L.U_STALLED) + 1
+    st64(u + L.U_STALLED, quiet)
+    st64(u + L.U_ROUND, ld64(u + L.U_ROUND) + 1)
+    # a round in which nobody sleeps tells more about who waits on what
+    if going_round(u, quiet) and (when >= NEVER or quiet > 64):
         return False
     return time_out_waits(u) != 0 or spinning != 0 or when < NEVER
 
@@ -460,14 +489,14 @@ def run_unit(u):
                 finished = True
         if finished:
             continue
-        if policy != L.POLICY_EAGER and policy != L.POLICY_LAZY:
-            if lowest < NEVER:
-                if lowest > ld64(u + L.U_CLOCK):
-                    st64(u + L.U_CLOCK, lowest)
-                if fire_due(u, ld64(u + L.U_CLOCK)) > 0:
-                    news = True
+        if lowest < NEVER:
+            if lowest > ld64(u + L.U_CLOCK):
+                st64(u + L.U_CLOCK, lowest)
+            if policy != L.POLICY_EAGER and policy != L.POLICY_LAZY:
+                news |= fire_due(u, ld64(u + L.U_CLOCK)) > 0
         if news:
             st64(u + L.U_STALLED, 0)
+            st64(u + L.U_NEWS_CLOCK, ld64(u + L.U_CLOCK))
         if news or moved:
             continue
         if skipped:
