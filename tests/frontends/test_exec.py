@@ -126,6 +126,15 @@ def test_what_a_script_asks_of_torch(tmp_path):
         torch.testing.assert_close(x, x.clone())
         with torch.cuda.device(0):
             pass
+        import copy
+        assert copy.deepcopy(x).is_cuda and torch.empty(4, pin_memory=True).is_cuda is False
+        layer = torch.nn.Linear(4, 2).cuda()
+        layer(torch.ones(3, 4, device="cuda")).sum().backward()
+        assert layer.weight.is_cuda and layer.weight.grad.is_cuda
+        with torch.device("cuda"):
+            assert torch.zeros(3).is_cuda
+        torch.set_default_device("cuda"); assert torch.zeros(3).is_cuda
+        torch.set_default_device("cpu"); assert not torch.zeros(3).is_cuda
         from cutlass.utils import HardwareInfo
         assert HardwareInfo().get_max_active_clusters(2) == 74
         """

@@ -19,6 +19,7 @@ from .session import HostRange, Session
 _ALIGN = 256
 _GAP = 4096
 _UNWRITTEN = {"empty", "empty_like", "empty_strided", "new_empty"}
+_GRADIENT = torch.Tensor.grad.__get__  # type: ignore[attr-defined]
 _HALF = (torch.float16, torch.bfloat16)
 _PRODUCTS = {
     torch.matmul, torch.mm, torch.bmm, torch.mv, torch.dot, torch.addmm, torch.baddbmm, torch.einsum,
@@ -54,6 +55,9 @@ class CudaTensor(torch.Tensor):
 
     def numpy(self, *_: Any, **__: Any) -> Any:
         raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first.")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CudaTensor:
+        return memo.setdefault(id(self), self.detach().clone().requires_grad_(self.requires_grad))
 
     def __repr__(self, **_: Any) -> str:
         return repr(plain(self))[:-1] + ", device='cuda:0')"
@@ -109,12 +113,14 @@ class OnHost(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if func in self._moves:
             return self._seen(self._moves[func](*args, **kwargs))
+        kwargs.pop("pin_memory", None)
         named = "device" in kwargs
         wanted = claims_cuda(kwargs["device"]) if named else None
         if named:
             kwargs["device"] = "cpu" if wanted else kwargs["device"]
-            kwargs.pop("pin_memory", None)
         result = func(*args, **kwargs)
+        if func == _GRADIENT and isinstance(args[0], CudaTensor):  # torch leaves the subclass off here
+            return _as_cuda(result)
         if wanted:
             result = _as_cuda(result)
         elif named and kwargs["device"] is not None and isinstance(result, CudaTensor):

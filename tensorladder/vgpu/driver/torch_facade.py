@@ -190,10 +190,13 @@ def torch_facade(session: Session) -> Iterator[None]:
     before = [(owner, name, getattr(owner, name, None)) for owner, name, _ in replaced]
     for owner, name, new in replaced:
         setattr(owner, name, new)
+    overwrite = torch.__future__.get_overwrite_module_params_on_conversion()
+    torch.__future__.set_overwrite_module_params_on_conversion(True)  # Module.cuda() then takes the new tensors
     try:
         with mode:
             yield
     finally:
+        torch.__future__.set_overwrite_module_params_on_conversion(overwrite)
         for owner, name, old in before:
             setattr(owner, name, old)
 
