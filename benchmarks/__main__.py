@@ -20,7 +20,12 @@ def machine() -> dict:
     except OSError:
         pass
     load = os.getloadavg()[0]
-    return {"cpu": model, "cores": len(os.sched_getaffinity(0)), "python": platform.python_version(), "load": round(load, 2)}
+    return {
+        "cpu": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+        "load": round(load, 2),
+    }
 
 
 def main() -> int:

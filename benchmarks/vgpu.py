@@ -108,7 +108,11 @@ def naive(o: Options) -> Iterator[dict]:
     g = _Gemm("a1-naive-cute", "sm_90a", (n, n, n), "fp32")
     ours, rate = _rate(g)
     yield _row(f"a1 {n}^3 fp32, thread-instructions a second and core", rate, "1/s", ">= 1e9", rate >= 1e9, o)
-    yield _row(f"a1-naive-cuda-like {n}^3 (lanes a row apart), the same", _rate(_Gemm("a1", "sm_90a", (n, n, n), "fp32"))[1], "1/s")
+    yield _row(
+        f"a1-naive-cuda-like {n}^3 (lanes a row apart), the same",
+        _rate(_Gemm("a1", "sm_90a", (n, n, n), "fp32"))[1],
+        "1/s",
+    )
     loop = _numba_gemm()
     c = np.zeros((n, n), np.float32)
     loop(g.a, g.b, c)

@@ -44,6 +44,7 @@ class Emitter:
         self.guard: str | None = None
         self.fallible = False
         self.instr: Instr | None = None
+        self.runs: dict = {}  # loads of the block that are done together (loads.find)
         self.declared: dict[str, str] = {}
         self.outlined: set[str] = set()
         self._block: dict[str, str] = {}

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tensorladder.core.errors import Unsupported, UsageError
-from tensorladder.vgpu.codegen import table
+from tensorladder.vgpu.codegen import loads, table
 from tensorladder.vgpu.codegen.control import reserve_stack
 from tensorladder.vgpu.codegen.emit import Emitter
 from tensorladder.vgpu.machine import layout as L
@@ -257,6 +257,12 @@ yielded:
             raise refused from why
         self.unsupported.append((i.index, str(why)))
 
+    def instrs(self, b: Block) -> None:
+        """The instructions of a block; hooks of the checked variant want every access by itself."""
+        self.e.runs = {} if self.e.checked else loads.find(b.instrs)
+        for i in b.instrs:
+            self.instr(i)
+
     def clock(self, count: int) -> None:
         e = self.e
         clock = e.op(f"add i64 {e.warp_field(L.W_CLOCK)}, {count}")
@@ -281,8 +287,7 @@ yielded:
         b = blocks[head]
         count = 0
         while True:
-            for i in b.instrs:
-                self.instr(i)
+            self.instrs(b)
             count += len(b.instrs) + (b.term is not None)
             if b.term is None and b.succs[0] not in self.heads_cache():
                 b = blocks[b.succs[0]]
@@ -302,8 +307,7 @@ yielded:
         e.begin_block(True)
         if b.meeting:
             self.meet(b)
-        for i in b.instrs:
-            self.instr(i)
+        self.instrs(b)
         self.clock(len(b.instrs) + (b.term is not None))
         self.terminate(b, True)
 

@@ -61,10 +61,17 @@ def ld(e: Emitter, i: Instr) -> None:
     if any(m.startswith("param") for m in i.mods) and isinstance(mem.base, Sym) and space == SPACE_GLOBAL:
         _ld_param(e, mem, items, ty)
         return
+    if i.index in e.runs:
+        _ld_run(e, i, space, items, ty)
+        return
     bits = max(TYPE_BITS[ty], 8)
     per = 2 if bits == 128 else 1  # a b128 element is two 64-bit ones
+    size = bits // 8
     address = e.spill(e.address(mem), "<32 x i64>", 0)
-    e.call("tl_ld", space, address, e.active(), e.scratch_address(1), bits // 8 // per, count * per, e.iid, fallible=True)
+    vectors = e.scratch_address(1)
+    e.call(
+        "tl_ld", space, address, e.active(), vectors, size // per, count * per, size * count, e.iid, fallible=True
+    )
     hook(e, "read", space, bits // 8 * count)
     for n, item in enumerate(items):
         if bits == 128:
@@ -72,6 +79,24 @@ def ld(e: Emitter, i: Instr) -> None:
             e.set(item, value, "b128")
         else:
             e.set(item, e.reload(vec(ty) if bits == TYPE_BITS[ty] else ivec(8), 1 + n), ty)
+
+
+def _ld_run(e: Emitter, i: Instr, space: int, items: tuple, ty: str) -> None:
+    """A load that is done together with its neighbours, at the place of the first of them."""
+    run = e.runs[i.index]
+    raw = ivec(run.bits)
+    if i.index == run.first:
+        address = e.spill(e.address(run.mem), "<32 x i64>", 0)
+        vectors = e.scratch_address(1)
+        e.call(
+            "tl_ld", space, address, e.active(), vectors, run.bits // 8, run.count, run.align, e.iid, fallible=True
+        )
+        run.values = [e.reload(raw, 1 + n) for n in range(run.count)]
+    for n, item in enumerate(items):
+        value = run.values[run.places[i.index] + n]
+        if vec(ty) != raw:
+            value = e.op(f"bitcast {raw} {value} to {vec(ty)}")
+        e.set(item, value, ty)
 
 
 def combine128(e: Emitter, low: str, high: str) -> str:

@@ -74,8 +74,14 @@ def remote_window(w, rank):
 @helper
 def resolve(w, space, address, size, write, iid, lane):
     """Host address of `size` bytes at `address` in a space, or 0 with the error recorded."""
-    if address & (size - 1) and size & (size - 1) == 0:
-        fail(w, L.ERR_MISALIGNED, iid, lane, address, size, space)
+    return resolve_aligned(w, space, address, size, size if size & (size - 1) == 0 else 1, write, iid, lane)
+
+
+@helper
+def resolve_aligned(w, space, address, size, align, write, iid, lane):
+    """The same for an access that must be aligned to `align` bytes."""
+    if address & (align - 1):
+        fail(w, L.ERR_MISALIGNED, iid, lane, address, align, space)
         return 0
     if space == SPACE_GENERIC:
         window = address & L.WINDOW_MASK
@@ -102,7 +108,13 @@ def resolve(w, space, address, size, write, iid, lane):
 
 @helper
 def resolve_all(w, space, addresses, mask, size, write, iid):
-    """Turn the active lanes' addresses into host addresses in place (other lanes get the first one). False on error.
+    """Turn the active lanes' addresses into host addresses in place (other lanes get the first one). False on error."""
+    return resolve_span(w, space, addresses, mask, size, size, write, iid)
+
+
+@helper
+def resolve_span(w, space, addresses, mask, size, align, write, iid):
+    """The same for `size` bytes a lane, aligned to `align` (a power of two).
 
     The common cases are checked for the whole group at once: lowest and highest address in one allocation.
     """
@@ -121,7 +133,7 @@ def resolve_all(w, space, addresses, mask, size, write, iid):
         lo = min(lo, a)
         hi = max(hi, a)
         bits |= a
-    if bits & (size - 1) == 0:
+    if bits & (align - 1) == 0:
         if space == SPACE_GLOBAL or (space == SPACE_GENERIC and lo & L.WINDOW_MASK == 0 and hi & L.WINDOW_MASK == 0):
             if lo >= ld64(w + L.W_LO) and hi + size <= ld64(w + L.W_HI):
                 return True
@@ -136,7 +148,7 @@ def resolve_all(w, space, addresses, mask, size, write, iid):
                 return True
     for lane in range(L.LANES):
         if (mask >> lane) & 1:
-            host = resolve(w, space, ld64(addresses + 8 * lane), size, write, iid, lane)
+            host = resolve_aligned(w, space, ld64(addresses + 8 * lane), size, align, write, iid, lane)
             if host == 0:
                 return False
             st64(addresses + 8 * lane, host)
@@ -148,11 +160,11 @@ def resolve_all(w, space, addresses, mask, size, write, iid):
 
 
 @export
-def tl_ld(w, space, addresses, mask, vectors, size, count, iid):
+def tl_ld(w, space, addresses, mask, vectors, size, count, align, iid):
     """Load `count` elements of `size` bytes a lane. Inactive lanes get what the first active lane gets."""
     if mask == 0:
         return 0
-    if not resolve_all(w, space, addresses, mask, size * count, 0, iid):
+    if not resolve_span(w, space, addresses, mask, size * count, align, 0, iid):
         return 0
     if size == 4:
         if count == 1:
@@ -172,9 +184,10 @@ def tl_ld(w, space, addresses, mask, vectors, size, count, iid):
                 st32(p + 512, ld32(a + 8))
                 st32(p + 768, ld32(a + 12))
         else:
-            for j in range(count):
-                for lane in range(L.LANES):
-                    st32(vectors + 256 * j + 4 * lane, ld32(ld64(addresses + 8 * lane) + 4 * j))
+            for lane in range(L.LANES):  # a lane's cache line at a time
+                a = ld64(addresses + 8 * lane)
+                for j in range(count):
+                    st32(vectors + 256 * j + 4 * lane, ld32(a + 4 * j))
     elif size == 2:
         for j in range(count):
             for lane in range(L.LANES):
