@@ -12,6 +12,7 @@ from tensorladder.vgpu.machine.hooks import EVENT_ARRIVE, EVENT_FENCE, EVENT_WAI
 from tensorladder.vgpu.machine.lanes import block, fail, settle_warp_syncs, wake
 from tensorladder.vgpu.machine.native import export, helper
 from tensorladder.vgpu.machine.raw import ld32, ld64, popcount, st32, st64, trailing_zeros
+from tensorladder.vgpu.machine.vectors import lanes_equal32, put_lanes32
 
 #: operations of tl_bar
 BAR_SYNC, BAR_ARRIVE, BAR_POPC, BAR_AND, BAR_OR = range(5)
@@ -99,11 +100,14 @@ def settle_barriers(c):
 @helper
 def gathering(w, index):
     """Lanes of a warp that wait at a barrier for the others of their warp."""
-    lanes = 0
-    for lane in range(L.LANES):
-        if ld32(w + L.W_WAIT + 4 * lane) == L.WAIT_BAR_WARP and ld64(w + L.W_WAIT_A + 8 * lane) & 0xFF == index:
-            lanes |= 1 << lane
-    return lanes & ld64(w + L.W_LIVE)
+    lanes = lanes_equal32(w + L.W_WAIT, L.WAIT_BAR_WARP) & ld64(w + L.W_LIVE)
+    left = lanes
+    while left != 0:
+        lane = trailing_zeros(left)
+        left &= left - 1
+        if ld64(w + L.W_WAIT_A + 8 * lane) & 0xFF != index:
+            lanes &= ~(1 << lane)
+    return lanes
 
 
 @helper
@@ -125,15 +129,25 @@ def count_allowed(w, index, count, op, iid, lane):
 
 
 @helper
-def warp_arrives(w, index, lanes, count):
-    """All lanes of a warp wait at a barrier for each other: the warp arrives."""
+def count_warp(w, index, count):
+    """Count an arrived warp, and end the generation with the last one; gives the number of the generation."""
     c = ld64(w + L.W_CTA)
     bar = c + L.C_BAR + index * L.C_BAR_STRIDE
     generation = ld64(bar + _GENERATION)
-    arrived = ld64(bar + _ARRIVED)
-    if arrived == 0:
+    arrived = ld64(bar + _ARRIVED) + L.LANES
+    if arrived == L.LANES:
         st64(bar + _EXPECTED, count)
-    st64(bar + _ARRIVED, arrived + L.LANES)
+    st64(bar + _ARRIVED, arrived)
+    if arrived >= wanted(c, bar):
+        complete(c, index)
+    return generation
+
+
+@helper
+def warp_arrives(w, index, lanes, count):
+    """All lanes of a warp wait at a barrier for each other: the warp arrives."""
+    bar = ld64(w + L.W_CTA) + L.C_BAR + index * L.C_BAR_STRIDE
+    generation = ld64(bar + _GENERATION)
     for lane in range(L.LANES):
         if (lanes >> lane) & 1 == 0:
             continue
@@ -147,12 +161,9 @@ def warp_arrives(w, index, lanes, count):
         else:
             st32(w + L.W_WAIT + 4 * lane, L.WAIT_BAR_RED)
             st64(w + L.W_WAIT_B + 8 * lane, generation << 3 | op)
-    if arrived + L.LANES < wanted(c, bar):
-        return
-    complete(c, index)
-    for lane in range(L.LANES):
-        if (lanes >> lane) & 1 and ld32(w + L.W_WAIT + 4 * lane) == L.WAIT_BAR:
-            wake(w, 1 << lane)
+    count_warp(w, index, count)
+    if ld64(bar + _GENERATION) != generation:
+        wake(w, lanes & lanes_equal32(w + L.W_WAIT, L.WAIT_BAR))
 
 
 @export
@@ -164,9 +175,7 @@ def tl_bar(w, op, index, count, lanes, yes, iid):
     """
     first = trailing_zeros(lanes)
     if op >= BAR_POPC and ld32(w + L.W_WAIT + 4 * first) == L.WAIT_RESULT:
-        for lane in range(L.LANES):
-            if (lanes >> lane) & 1:
-                st32(w + L.W_WAIT + 4 * lane, L.WAIT_NONE)
+        put_lanes32(w + L.W_WAIT, lanes, L.WAIT_NONE)
         return ld64(w + L.W_WAIT_A + 8 * first)
     if not count_allowed(w, index, count, op, iid, first):
         return -1
@@ -176,6 +185,12 @@ def tl_bar(w, op, index, count, lanes, yes, iid):
         st64(bar + _VOTES, ld64(bar + _VOTES) + votes)
     record(w, EVENT_ARRIVE, index | count << 8 | op << 32, ld64(bar + _GENERATION), lanes, iid)
     progress(w)
+    if lanes == ld64(w + L.W_LIVE) and op < BAR_POPC:  # the usual case, in short
+        generation = count_warp(w, index, count)
+        if op == BAR_SYNC and ld64(bar + _GENERATION) == generation:
+            block(w, lanes, L.WAIT_BAR, index, generation, iid)
+            return -1
+        return 0
     others = gathering(w, index)
     block(w, lanes, L.WAIT_BAR_WARP, index | op << 8, count, iid)
     if ld64(w + L.W_LIVE) & ~(lanes | others) != 0:
@@ -184,9 +199,7 @@ def tl_bar(w, op, index, count, lanes, yes, iid):
     if others == 0 and ld64(w + L.W_READY) & lanes == lanes:
         if op < BAR_POPC:
             return 0
-        for lane in range(L.LANES):
-            if (lanes >> lane) & 1:
-                st32(w + L.W_WAIT + 4 * lane, L.WAIT_NONE)
+        put_lanes32(w + L.W_WAIT, lanes, L.WAIT_NONE)
         return ld64(w + L.W_WAIT_A + 8 * first)
     return -1
 

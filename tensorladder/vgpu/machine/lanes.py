@@ -7,9 +7,16 @@ from __future__ import annotations
 
 from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.machine.native import export, helper
-from tensorladder.vgpu.machine.raw import compare_swap, ld32, ld64, lds32, st32, st64, trailing_zeros
+from tensorladder.vgpu.machine.raw import compare_swap, ld32, ld64, lds32, st64, trailing_zeros
+from tensorladder.vgpu.machine.vectors import (
+    lanes_equal32,
+    lanes_equal64,
+    least_above,
+    put_lanes32,
+    put_lanes64,
+)
 
-_NO_PC = 1 << 40
+_NO_PC = 0xFFFFFFFF
 
 
 @helper
@@ -38,7 +45,7 @@ def tl_fail(w, code, iid, mask):
 
 
 @helper
-def meeting(w, pc, lanes):
+def meeting(w, lanes):
     """Of the lanes at a collective, those whose partners (W_WAIT_A of each) are all there or have exited."""
     live = ld64(w + L.W_LIVE)
     complete = 0
@@ -51,61 +58,47 @@ def meeting(w, pc, lanes):
 @helper
 def waiting_at(w, pc):
     """Lanes that wait at a collective."""
-    lanes = 0
-    for lane in range(L.LANES):
-        if ld32(w + L.W_WAIT + 4 * lane) == L.WAIT_MEET and lds32(w + L.W_PC + 4 * lane) == pc:
-            lanes |= 1 << lane
-    return lanes & ld64(w + L.W_LIVE)
+    return lanes_equal32(w + L.W_WAIT, L.WAIT_MEET) & lanes_equal32(w + L.W_PC, pc) & ld64(w + L.W_LIVE)
 
 
 @helper
 def settle_meetings(w):
     """Lanes that wait at a collective for lanes that have exited meanwhile may go on."""
-    live = ld64(w + L.W_LIVE)
-    seen = ld64(w + L.W_READY)
-    for lane in range(L.LANES):
-        if (live >> lane) & 1 and (seen >> lane) & 1 == 0 and ld32(w + L.W_WAIT + 4 * lane) == L.WAIT_MEET:
-            pc = lds32(w + L.W_PC + 4 * lane)
-            here = waiting_at(w, pc)
-            seen |= here
-            wake(w, meeting(w, pc, here))
+    left = lanes_equal32(w + L.W_WAIT, L.WAIT_MEET) & ld64(w + L.W_LIVE) & ~ld64(w + L.W_READY)
+    while left != 0:
+        pc = lds32(w + L.W_PC + 4 * trailing_zeros(left))
+        here = waiting_at(w, pc)
+        left &= ~here
+        wake(w, meeting(w, here))
 
 
 @helper
 def settle_warp_syncs(w):
     """Lanes at a bar.warp.sync go on when all live lanes of their mask are at one with the same mask."""
     live = ld64(w + L.W_LIVE)
-    seen = ld64(w + L.W_READY)
-    for lane in range(L.LANES):
-        if (live >> lane) & 1 and (seen >> lane) & 1 == 0 and ld32(w + L.W_WAIT + 4 * lane) == L.WAIT_WARP:
-            mask = ld64(w + L.W_WAIT_A + 8 * lane)
-            here = 0
-            for other in range(L.LANES):
-                if ld32(w + L.W_WAIT + 4 * other) == L.WAIT_WARP and ld64(w + L.W_WAIT_A + 8 * other) == mask:
-                    here |= 1 << other
-            here &= live
-            seen |= here
-            if mask & live & ~here == 0:
-                wake(w, here)
+    waiting = lanes_equal32(w + L.W_WAIT, L.WAIT_WARP) & live & ~ld64(w + L.W_READY)
+    left = waiting
+    while left != 0:
+        mask = ld64(w + L.W_WAIT_A + 8 * trailing_zeros(left))
+        here = waiting & lanes_equal64(w + L.W_WAIT_A, mask)
+        left &= ~here
+        if mask & live & ~here == 0:
+            wake(w, here)
 
 
 @helper
 def wake(w, lanes):
     """Make lanes ready."""
-    for lane in range(L.LANES):
-        if (lanes >> lane) & 1:
-            st32(w + L.W_WAIT + 4 * lane, L.WAIT_NONE)
+    put_lanes32(w + L.W_WAIT, lanes, L.WAIT_NONE)
     st64(w + L.W_READY, (ld64(w + L.W_READY) | lanes) & ld64(w + L.W_LIVE))
 
 
 @helper
 def block(w, lanes, kind, a, b, iid):
     """Make lanes wait."""
-    for lane in range(L.LANES):
-        if (lanes >> lane) & 1:
-            st32(w + L.W_WAIT + 4 * lane, kind)
-            st64(w + L.W_WAIT_A + 8 * lane, a)
-            st64(w + L.W_WAIT_B + 8 * lane, b)
+    put_lanes32(w + L.W_WAIT, lanes, kind)
+    put_lanes64(w + L.W_WAIT_A, lanes, a)
+    put_lanes64(w + L.W_WAIT_B, lanes, b)
     st64(w + L.W_READY, ld64(w + L.W_READY) & ~lanes)
     st64(w + L.W_IID, iid)
 
@@ -130,22 +123,13 @@ def tl_pick(w):
     if ld64(w + L.W_CLOCK) >= ld64(w + L.W_LIMIT):
         st64(w + L.W_SPINS, 1)
         return -1 - L.RET_YIELD
-    best = _NO_PC
-    after = _NO_PC
-    for lane in range(L.LANES):
-        pc = lds32(w + L.W_PC + 4 * lane) if (ready >> lane) & 1 else _NO_PC
-        best = min(best, pc)
-        if pc > last:
-            after = min(after, pc)
+    best = least_above(w + L.W_PC, ready, -1)
     if turn != 0:  # the group that used up the last slice lets another one run
         st64(w + L.W_SPINS, 0)
+        after = least_above(w + L.W_PC, ready, last)
         if after != _NO_PC:
             best = after
-    mask = 0
-    for lane in range(L.LANES):
-        here = 1 if lds32(w + L.W_PC + 4 * lane) == best else 0
-        mask |= here << lane
-    mask &= ready
+    mask = lanes_equal32(w + L.W_PC, best) & ready
     st64(w + L.W_MASK, mask)
     st64(w + L.W_LAST_PC, best)
     return 2 * best + (1 if mask != live else 0)
@@ -167,9 +151,12 @@ def tl_meet(w, pc, masks, iid):
     mask = ld64(w + L.W_MASK)
     for lane in range(L.LANES):
         if (mask >> lane) & 1:
-            block(w, 1 << lane, L.WAIT_MEET, ld32(masks + 4 * lane), 0, iid)
-            st32(w + L.W_PC + 4 * lane, pc)
-    complete = meeting(w, pc, waiting_at(w, pc))
+            st64(w + L.W_WAIT_A + 8 * lane, ld32(masks + 4 * lane))
+    put_lanes32(w + L.W_WAIT, mask, L.WAIT_MEET)
+    put_lanes32(w + L.W_PC, mask, pc)
+    st64(w + L.W_READY, ld64(w + L.W_READY) & ~mask)
+    st64(w + L.W_IID, iid)
+    complete = meeting(w, waiting_at(w, pc))
     if complete == 0:
         return 0
     wake(w, complete)

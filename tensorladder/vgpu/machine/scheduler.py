@@ -22,7 +22,9 @@ from tensorladder.vgpu.machine.raw import (
     run_warp,
     st32,
     st64,
+    trailing_zeros,
 )
+from tensorladder.vgpu.machine.vectors import lanes_equal32, lanes_equal64
 
 SLICE = 16384
 TIMED_SLICE = 256
@@ -158,25 +160,20 @@ def wake_ready(w):
     waiting = ld64(w + L.W_LIVE) & ~ld64(w + L.W_READY)
     lanes = 0
     news = False
-    last_kind = -1
-    last_a = 0
-    last_b = 0
-    last = False
-    for lane in range(L.LANES):
-        if (waiting >> lane) & 1 == 0:
-            continue
+    while waiting != 0:
+        lane = trailing_zeros(waiting)
         kind = ld32(w + L.W_WAIT + 4 * lane)
-        if kind == L.WAIT_MEET or kind == L.WAIT_WARP or kind == L.WAIT_BAR_WARP or kind == L.WAIT_BAR_RED:
-            continue  # whoever comes wakes them
         a = ld64(w + L.W_WAIT_A + 8 * lane)
         b = ld64(w + L.W_WAIT_B + 8 * lane)
-        if kind != last_kind or a != last_a or b != last_b:
-            last_kind = kind
-            last_a = a
-            last_b = b
-            last = condition(w, kind, a, b)
-        if last:
-            lanes |= 1 << lane
+        # all that wait for the same
+        alike = waiting & lanes_equal32(w + L.W_WAIT, kind)
+        if kind == L.WAIT_MEET or kind == L.WAIT_WARP or kind == L.WAIT_BAR_WARP or kind == L.WAIT_BAR_RED:
+            waiting &= ~alike  # whoever comes wakes them
+            continue
+        alike &= lanes_equal64(w + L.W_WAIT_A, a) & lanes_equal64(w + L.W_WAIT_B, b)
+        waiting &= ~alike
+        if condition(w, kind, a, b):
+            lanes |= alike
             news |= kind != L.WAIT_TIME
     if lanes != 0:
         wake(w, lanes)
@@ -249,11 +246,11 @@ def frame_hash(w):
 @helper
 def sleeps_since(w, round_):
     """Whether a lane sleeps that went to sleep before a quiescent round."""
-    waiting = ld64(w + L.W_LIVE) & ~ld64(w + L.W_READY)
-    for lane in range(L.LANES):
-        if (waiting >> lane) & 1 and ld32(w + L.W_WAIT + 4 * lane) == L.WAIT_TIME:
-            if ld64(w + L.W_WAIT_B + 8 * lane) < round_:
-                return True
+    asleep = ld64(w + L.W_LIVE) & ~ld64(w + L.W_READY) & lanes_equal32(w + L.W_WAIT, L.WAIT_TIME)
+    while asleep != 0:
+        if ld64(w + L.W_WAIT_B + 8 * trailing_zeros(asleep)) < round_:
+            return True
+        asleep &= asleep - 1
     return False
 
 
@@ -261,9 +258,9 @@ def sleeps_since(w, round_):
 def going_round(u, quiet):
     """Whether every live warp repeats itself, in the `quiet`th quiescent round since something happened.
 
-    Memory does not change meanwhile, so a warp that comes to a state again will do so for ever. States are compared with
-    one taken in a round 1, 2, 4, 8, ... (Brent's search for a cycle). A kernel that reads a clock may end by itself: it
-    gets a second of the chip's time.
+    Memory does not change meanwhile, so a warp that comes to a state again will do so for ever. States are compared
+    with one taken in a round 1, 2, 4, 8, ... (Brent's search for a cycle). A kernel that reads a clock may end by
+    itself: it gets a second of the chip's time.
     """
     if ld64(ld64(u + L.U_LAUNCH) + L.L_CLOCKED) != 0:
         return ld64(u + L.U_CLOCK) - ld64(u + L.U_NEWS_CLOCK) > PATIENCE
