@@ -1,13 +1,16 @@
-"""cp.async.bulk.tensor, its reductions and prefetch (PTX ISA, "Asynchronous copy: Tensor copy")."""
+"""cp.async.bulk.tensor, its reductions and prefetch, tensormap.* (PTX ISA, "Tensor copy", "tensormap.replace")."""
 
 from __future__ import annotations
 
 from tensorladder.core.errors import Unsupported
+from tensorladder.core.tensormap import FIELDS
 from tensorladder.vgpu.codegen.async_copy import CACHE_HINTS, REDUCTIONS, refuse_unknown
 from tensorladder.vgpu.codegen.emit import Emitter
 from tensorladder.vgpu.codegen.mbarrier import wide
+from tensorladder.vgpu.codegen.table import instruction
 from tensorladder.vgpu.machine import copies as K
-from tensorladder.vgpu.ptx.nodes import Instr, Mem, Vec
+from tensorladder.vgpu.machine.memory import SPACE_GENERIC, SPACE_GLOBAL, SPACE_SHARED
+from tensorladder.vgpu.ptx.nodes import Imm, Instr, Mem, Vec
 
 _DIMS = {f"{n}d": n for n in range(1, 6)}
 #: scratch vectors of the operands (machine/issue.py)
@@ -79,3 +82,88 @@ def prefetch(e: Emitter, i: Instr) -> None:
     dims = _dims(i)
     base = _map_and_coordinates(e, i.operands[0], dims, i)
     e.call("tl_tma_prefetch", base, e.active(), dims, e.iid, fallible=True)
+
+
+# ---------------------------------------------------------------- tensormap.replace, tensormap.cp_fenceproxy
+#: fields of tensormap.replace that take an ordinal: their name in the map, the number of the first, and what is stored:
+#: the value less the third, shifted right by the fourth
+_ARRAYS = {"box_dim": ("box", 0, 1, 0), "global_dim": ("dim", 0, 1, 0), "element_stride": ("element_stride", 0, 1, 0),
+           "global_stride": ("stride", 1, 0, 4)}  # fmt: skip
+_SCALARS = {"global_address": "address", "rank": "rank", "interleave_layout": "interleave", "swizzle_mode": "swizzle",
+            "swizzle_atomicity": "swizzle_atomicity", "fill_mode": "oob_nan"}  # fmt: skip
+#: element types by tensormap.replace's number: (type, tf32) fields of the map; the packed types are not modelled
+_ELEMENT_TYPES = {**{n: (n, 0) for n in range(11)}, 11: (7, 1), 12: (8, 1)}
+
+
+@instruction("tensormap", results=0, kind=lambda i: "meet" if i.mods[:1] == ("cp_fenceproxy",) else "",
+             forms="replace of every tiled field in global and shared memory, cp_fenceproxy",
+             refused="packed 4- and 6-bit element types, query")  # fmt: skip
+def tensormap(e: Emitter, i: Instr) -> None:
+    """Editing and publishing tensor maps in memory."""
+    if i.mods[:1] == ("cp_fenceproxy",):
+        _publish(e, i)
+    elif i.mods[:2] == ("replace", "tile"):
+        _replace(e, i)
+    else:
+        raise Unsupported(i.text)
+
+
+def _publish(e: Emitter, i: Instr) -> None:
+    """cp_fenceproxy: the warp copies a map from shared to global memory, released to the tensor map proxy."""
+    refuse_unknown(i, {"cp_fenceproxy", "global", "shared::cta", "tensormap::generic", "release", "cta", "cluster", "gpu",
+                       "sys", "sync", "aligned"})  # fmt: skip
+    size = i.operands[2]
+    if not isinstance(size, Imm) or size.value != 128:
+        raise Unsupported(f"{i.text} of other than 128 bytes")
+    base = e.spill(e.address(i.operands[0]), "<32 x i64>", 0)
+    e.spill(e.address(i.operands[1]), "<32 x i64>", 1)
+    e.call("tl_map_publish", base, e.active(), e.iid, fallible=True)
+
+
+def _replace(e: Emitter, i: Instr) -> None:
+    name = i.mods[2]
+    refuse_unknown(i, {"replace", "tile", name, "global", "shared::cta", "b1024", "b32", "b64"})
+    space = SPACE_GLOBAL if "global" in i.mods else SPACE_SHARED if "shared::cta" in i.mods else SPACE_GENERIC
+    e.spill(e.address(i.operands[0]), "<32 x i64>", 0)
+    if name == "elemtype":
+        number = i.operands[1]
+        if not isinstance(number, Imm) or number.value not in _ELEMENT_TYPES:
+            raise Unsupported(f"{i.text} with element type {getattr(number, 'value', number)}")
+        code, tf32 = _ELEMENT_TYPES[number.value]
+        _put(e, space, "type", e.splat("<32 x i64>", code))
+        _put(e, space, "tf32", e.splat("<32 x i64>", tf32))
+    elif name in _SCALARS:
+        value = e.value(i.operands[1], "b64" if name == "global_address" else "b32")
+        if name != "global_address":
+            value = e.op(f"zext <32 x i32> {value} to <32 x i64>")
+        _put(e, space, _SCALARS[name], value)
+    elif name in _ARRAYS:
+        _replace_array(e, i, space, *_ARRAYS[name])
+    else:
+        raise Unsupported(f"{i.text} (.{name})")
+
+
+def _replace_array(e: Emitter, i: Instr, space: int, field: str, first: int, less: int, shift: int) -> None:
+    ordinal = i.operands[1]
+    if not isinstance(ordinal, Imm) or f"{field}{ordinal.value + first}" not in FIELDS:
+        raise Unsupported(f"{i.text} with ordinal {getattr(ordinal, 'value', ordinal)}")
+    field = f"{field}{ordinal.value + first}"
+    wide_value = "b64" in i.mods
+    value = e.value(i.operands[2], "b64" if wide_value else "b32")
+    if not wide_value:
+        value = e.op(f"zext <32 x i32> {value} to <32 x i64>")
+    if less:
+        value = e.op(f"sub <32 x i64> {value}, splat (i64 {less})")
+    if shift:
+        value = e.op(f"lshr <32 x i64> {value}, splat (i64 {shift})")
+        high = e.op(f"lshr <32 x i64> {value}, splat (i64 32)")
+        _put(e, space, f"{field}_high", high)
+    _put(e, space, field, value)
+
+
+def _put(e: Emitter, space: int, field: str, value: str) -> None:
+    """Set a field of each active lane's map (addresses in scratch 0) to a lane vector."""
+    f = FIELDS[field]
+    values = e.spill(value, "<32 x i64>", 1)
+    place = (8 * f.word, f.low, f.width)
+    e.call("tl_map_put", space, e.scratch_address(0), values, e.active(), *place, e.iid, fallible=True)

@@ -37,7 +37,7 @@ from tensorladder.vgpu.machine.tma import RULE_ALIGN, box_bytes, broken_rule
 
 #: of operations that complete on an mbarrier: later than any group
 NO_GROUP = 1 << 40
-_BIT6 = 63  # a map starts at a 64-byte boundary
+_MAP_ALIGN = 63  # a map starts at a 64-byte boundary
 
 
 # ---------------------------------------------------------------- cp.async
@@ -230,7 +230,7 @@ def aligned(w, address, to, iid, lane):
 @helper
 def map_at(w, address, iid, lane):
     """Host address of a tensor map at a generic address, 0 with the error recorded."""
-    if address & _BIT6:
+    if address & _MAP_ALIGN:
         fail(w, L.ERR_TENSOR_MAP, iid, lane, address, RULE_ALIGN, 0)
         return 0
     for part in range(0, 128, 64):  # resolve wants 128-byte accesses to be aligned to 128
@@ -404,5 +404,42 @@ def tl_bulk_store(w, base, mask, kind, flags, reduction, iid):
         st64(op + L.A_FLAGS, flags | ((ld64(base + 1024 + 8 * lane) & 0xFFFF) << FLAG_MASK_SHIFT))
         record(w, EVENT_ISSUE, src, kind, 1 << lane, iid)
         submit(w, op, LAT_BULK, size)
+    st64(w + L.W_PROGRESS, ld64(w + L.W_PROGRESS) + 1)
+    return 1
+
+
+# ---------------------------------------------------------------- tensor maps in memory
+@export
+def tl_map_put(w, space, addresses, values, mask, word, low, width, iid):
+    """tensormap.replace: set bits [low, low + width) of the 64-bit word at byte `word` of each active lane's map."""
+    bits = -1 if width >= 64 else (1 << width) - 1
+    for lane in range(L.LANES):
+        if (mask >> lane) & 1 == 0:
+            continue
+        address = ld64(addresses + 8 * lane)
+        if address & _MAP_ALIGN:
+            fail(w, L.ERR_TENSOR_MAP, iid, lane, address, RULE_ALIGN, 0)
+            return 0
+        host = resolve(w, space, address + word, 8, 1, iid, lane)
+        if host == 0:
+            return 0
+        value = ld64(values + 8 * lane) & bits
+        st64(host, (ld64(host) & ~(bits << low)) | (value << low))
+    st64(w + L.W_PROGRESS, ld64(w + L.W_PROGRESS) + 1)
+    return 1
+
+
+@export
+def tl_map_publish(w, base, mask, iid):
+    """tensormap.cp_fenceproxy: copy 128 bytes from shared to global memory, once for the warp."""
+    if mask == 0:
+        return 0
+    lane = trailing_zeros(mask)
+    for k in range(0, 128, 8):
+        src = resolve(w, SPACE_SHARED, ld64(base + 256 + 8 * lane) + k, 8, 0, iid, lane)
+        dst = resolve(w, SPACE_GLOBAL, ld64(base + 8 * lane) + k, 8, 1, iid, lane)
+        if src == 0 or dst == 0:
+            return 0
+        st64(dst, ld64(src))
     st64(w + L.W_PROGRESS, ld64(w + L.W_PROGRESS) + 1)
     return 1

@@ -98,6 +98,8 @@ TENSOR_MAP_RULES = (
     "its global address is not a multiple of 16",
     "its element type has no such reduction",
     "NaN fill needs a floating-point element type",
+    "the innermost coordinate is not at a multiple of 16 bytes",
+    "a store or reduction may not start at a negative coordinate",
 )
 
 

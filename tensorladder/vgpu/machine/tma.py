@@ -12,12 +12,14 @@ from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.machine.copies import (
     ADD,
     BF16,
+    DEC,
     F16,
     F32,
     F64,
     FLAG_MASK_SHIFT,
     FLAG_MULTICAST,
     FLAG_PAIR,
+    INC,
     MAX,
     MIN,
     S32,
@@ -25,7 +27,6 @@ from tensorladder.vgpu.machine.copies import (
     U32,
     U64,
     drop_buffer,
-    flush,
     reduce_at,
     stage_source,
 )  # fmt: skip
@@ -40,7 +41,7 @@ from tensorladder.vgpu.machine.raw import copy_bytes, ld8, ld32, ld64, st8, st32
 LOAD, STORE, REDUCE = 0, 1, 2
 #: rules of ERR_TENSOR_MAP (worded in messages.TENSOR_MAP_RULES)
 (RULE_ALIGN, RULE_RANK, RULE_DIMS, RULE_IM2COL, RULE_TYPE, RULE_INTERLEAVE, RULE_BITS, RULE_SWIZZLE, RULE_SPAN,
- RULE_INNER, RULE_ADDRESS, RULE_REDUCE, RULE_NAN) = range(1, 14)  # fmt: skip
+ RULE_INNER, RULE_ADDRESS, RULE_REDUCE, RULE_NAN, RULE_COORDINATE, RULE_NEGATIVE) = range(1, 16)  # fmt: skip
 
 
 def _reader(name: str):
@@ -69,9 +70,8 @@ _STEPS, _STEPS_LOW = 8 * FIELDS["element_stride0"].word, FIELDS["element_stride0
 #: bytes of an element by type code; 0: no such code
 _SIZES = tuple(next((t.size for t in ELEMENT_TYPES if t.code == c), 0) for c in range(16))
 _FLOATING = tuple(int(any(t.floating for t in ELEMENT_TYPES if t.code == c)) for c in range(16))
-_F32_FTZ = 8
-#: NaN that fills elements outside of the tensor, by element size
-_NAN16, _NAN32, _NAN64 = 0x7FFF7FFF7FFF7FFF, 0x7FFFFFFF7FFFFFFF, 0x7FFFFFFFFFFFFFFF
+#: NaN that fills elements outside of the tensor, of any size (seen on an H200)
+_FILL_NAN = 0x7FF77FF77FF77FF7
 #: source mask and shift of a swizzle, by swizzle | atomicity << 2; shift 0: not modelled
 _MODES = tuple(TMA_SWIZZLES.get((c & 3, c >> 2)) for c in range(16))
 _SWIZZLE_MASK = tuple(m.source_mask if m else 0 for m in _MODES)
@@ -129,6 +129,19 @@ def box_bytes(m):
 
 
 @helper
+def row_pitch(m, inner):
+    """Bytes between rows of the box in shared memory; swizzled rows start at multiples of the span (H200)."""
+    return 16 << _swizzle(m) if _swizzle(m) != 0 else inner
+
+
+@helper
+def room(m):
+    """Bytes of shared memory that a box spans."""
+    inner = box_count(m, 0, 1) * _SIZES[_type(m)]
+    return box_bytes(m) // inner * row_pitch(m, inner)
+
+
+@helper
 def broken_rule(m, dims, how, op):
     """The rule that keeps a map from being used by an instruction of `dims` dimensions; 0 for none."""
     rank = _rank(m) + 1
@@ -169,18 +182,17 @@ def can_reduce(op, code):
         return op in (ADD, MIN, MAX)
     if code in (F32, F64):
         return op == ADD
-    return code in (U32, S32, U64, S64)
+    if code == S64:  # an H200 takes neither .add nor the logical ones
+        return op in (MIN, MAX)
+    if code == S32:
+        return op in (ADD, MIN, MAX)
+    return code == U32 or (code == U64 and op not in (INC, DEC))
 
 
 @helper
 def fill_of(m):
     """Eight bytes that fill what lies outside of the tensor."""
-    if _nan(m) == 0:
-        return 0
-    size = _SIZES[_type(m)]
-    if size == 2:
-        return _NAN16
-    return _NAN32 if size == 4 else _NAN64
+    return _FILL_NAN if _nan(m) != 0 else 0
 
 
 @helper
@@ -237,16 +249,16 @@ def reduce_row(p, a, lo, hi, size, delta, mask, shift, op, code):
 
 
 @helper
-def convert_row(a, inner, mask, shift, code, tf32):
-    """What TMA does to the values of .f32_ftz and .tf32 maps on their way in."""
+def round_row(a, inner, mask, shift):
+    """.tf32 maps: to nearest even with 10 bits of mantissa, subnormals too; a NaN becomes 0x7FFFE000.
+
+    Seen on an H200, as that the .ftz types change nothing.
+    """
     for k in range(0, inner, 4):
         s = swizzled(a + k, mask, shift)
         v = ld32(s)
-        if code == _F32_FTZ:
-            v = flush(v)
-        if tf32 != 0 and v & 0x7F800000 != 0x7F800000:
-            v = (v + 0xFFF + ((v >> 13) & 1)) & ~0x1FFF
-        st32(s, v)
+        nan = v & 0x7FFFFFFF > 0x7F800000
+        st32(s, 0x7FFFE000 if nan else (v + 0xFFF + ((v >> 13) & 1)) & ~0x1FFF)
 
 
 @helper
@@ -286,8 +298,11 @@ def reachable(w, op, m, rank, how):
 
 
 @helper
-def move_box(op, m, shared, delta, how):
-    """Move the box between global memory and shared address `shared` (host), whose data lies `delta` further on."""
+def move_box(op, m, shared, delta, how, limit):
+    """Move the box between global memory and shared address `shared` (host), whose data lies `delta` further on.
+
+    `limit`: nothing is written from this global address on (a store rounds rows up to 16 bytes; seen on an H200).
+    """
     rank = _rank(m) + 1
     code = _type(m)
     size = _SIZES[code]
@@ -302,13 +317,17 @@ def move_box(op, m, shared, delta, how):
     inner = n0 * size
     lo *= size
     hi *= size
+    end = hi
+    if how != LOAD and hi > 0:  # whole pieces of 16 bytes are written, as far as there is memory
+        end = min(inner, (hi + 15) & ~15)
     origin = ld64(m) + c0 * size
     packed = ld64(op + L.A_OP)
-    converts = how == LOAD and (code == _F32_FTZ or tf32 != 0)
+    converts = how == LOAD and tf32 != 0
     n1 = box_count(m, 1, rank)
     n2 = box_count(m, 2, rank)
     n3 = box_count(m, 3, rank)
     rows = n1 * n2 * n3 * box_count(m, 4, rank)
+    pitch = row_pitch(m, inner)
     a = shared
     row = 0
     while row < rows:
@@ -336,13 +355,14 @@ def move_box(op, m, shared, delta, how):
             if how == LOAD:
                 load_row(a, p + x * s, lo if here else 0, hi if here else 0, inner, fill, mask, shift)
                 if converts:
-                    convert_row(a, inner, mask, shift, code, tf32)
-            elif here:
+                    round_row(a, inner, mask, shift)
+            elif here and hi > 0:
+                last = min(end, limit - (p + x * s))
                 if how == STORE:
-                    store_row(p + x * s, a, lo, hi, inner, delta, mask, shift)
+                    store_row(p + x * s, a, lo, last, inner, delta, mask, shift)
                 else:
-                    reduce_row(p + x * s, a, lo, hi, size, delta, mask, shift, packed & 0xFF, code)
-            a += inner
+                    reduce_row(p + x * s, a, lo, last, size, delta, mask, shift, packed & 0xFF, code)
+            a += pitch
             x += e
         row += n1
 
@@ -351,10 +371,16 @@ def move_box(op, m, shared, delta, how):
 def usable(w, op, how):
     """The operation's map if it is valid for it, else 0 with the error recorded."""
     m = ld64(op + L.A_MAP)
-    rule = broken_rule(m, ld64(op + L.A_SIZE), how, ld64(op + L.A_OP) & 0xFF)
+    dims = ld64(op + L.A_SIZE)
+    rule = broken_rule(m, dims, how, ld64(op + L.A_OP) & 0xFF)
+    if rule == 0 and (ld64(op + L.A_COORD) * _SIZES[_type(m)]) & 15:
+        rule = RULE_COORDINATE
+    for i in range(dims):
+        if rule == 0 and how != LOAD and ld64(op + L.A_COORD + 8 * i) < 0:
+            rule = RULE_NEGATIVE
     if rule != 0:
         lane = trailing_zeros(ld64(op + L.A_LANES))
-        fail(w, L.ERR_TENSOR_MAP, ld64(op + L.A_IID), lane, m, rule, ld64(op + L.A_SIZE))
+        fail(w, L.ERR_TENSOR_MAP, ld64(op + L.A_IID), lane, m, rule, dims)
         return 0
     return m
 
@@ -377,10 +403,10 @@ def run_tma_load(op):
     for rank in range(16):
         if (ranks >> rank) & 1 == 0:
             continue
-        host = shared_at(w, (rank << L.RANK_SHIFT) | (dst & 0xFFFFFF), total, iid, lane)
+        host = shared_at(w, (rank << L.RANK_SHIFT) | (dst & 0xFFFFFF), room(m), iid, lane)
         if host == 0:
             return True
-        move_box(op, m, host, 0, LOAD)
+        move_box(op, m, host, 0, LOAD, 0)
         record(w, EVENT_EFFECT, host, total, 1 << lane, iid)
         to = rank
         if flags & FLAG_PAIR:  # the pair's barrier is in the CTA of the pair that the address names
@@ -400,8 +426,8 @@ def run_tma_store(u, op, eager, how):
         return True
     iid = ld64(op + L.A_IID)
     lane = trailing_zeros(ld64(op + L.A_LANES))
-    total = (box_bytes(m) + 127) & ~127
-    shared = shared_at(w, ld64(op + L.A_SRC), box_bytes(m), iid, lane)
+    total = room(m)
+    shared = shared_at(w, ld64(op + L.A_SRC), total, iid, lane)
     if shared == 0:
         drop_buffer(op)
         return True
@@ -409,10 +435,10 @@ def run_tma_store(u, op, eager, how):
     if ld64(op + L.A_STAGE) == 1:
         delta = ld64(op + L.A_BUFFER) - shared
     elif not eager:
-        stage_source(u, op, shared, total)
+        stage_source(u, op, shared, (total + 127) & ~127)
         return False
     if reachable(w, op, m, _rank(m) + 1, how):
-        move_box(op, m, shared, delta, how)
+        move_box(op, m, shared, delta, how, ld64(w + L.W_HI))
         record(w, EVENT_EFFECT, shared, total, 1 << lane, iid)
     drop_buffer(op)
     return True
