@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.vgpu.ptx_kernels import TYPES, Case, bits, cases_test, floats, ints, pair, ptx_of
+from tests.vgpu.ptx_kernels import TYPES, Case, bits, cases_test, compare, floats, ints, pair, ptx_of, run
 
 N = 256
 
@@ -312,3 +312,50 @@ def test_refused_by_name():
     )  # fmt: skip
     with pytest.raises(Unsupported, match=r"multimem\.red"):
         vgpu.launch(ptx_of(case), "kernel", 1, 32, [case.buffers["cells"]])
+
+
+# ---------------------------------------------------------------- collisions
+def test_lanes_that_collide_go_one_after_the_other():
+    """Any operation on few cells by one warp: old values and cells as if lane 0 came first, then lane 1, ..."""
+    import pytest
+
+    pytest.importorskip("hypothesis")
+    from hypothesis import given, settings
+    from hypothesis import strategies as st
+
+    def kernel(op, ty, space):
+        size = np.dtype(TYPES[ty][0]).itemsize
+        at = f"mul.wide.u32 %o, %i, {size}; add.u64 %p, %cells, %o;"
+        if space == "shared":
+            bits_ = 8 * size
+            body = f""".shared .align 8 .b8 tile[64]; .reg .b32 %t; .reg .b{bits_} %v; .reg .pred %few;
+            mov.u32 %t, tile; mad.lo.u32 %t, %idx, {size}, %t; mul.wide.u32 %o, %idx, {size}; add.u64 %p, %cells, %o;
+            setp.lt.u32 %few, %idx, 8; @%few ld.global.b{bits_} %v, [%p]; @%few st.shared.b{bits_} [%t], %v;
+            bar.warp.sync -1;
+            mov.u32 %t, tile; mad.lo.u32 %t, %i, {size}, %t; atom.shared.{op} %d, [%t], %b; bar.warp.sync -1;
+            mov.u32 %t, tile; mad.lo.u32 %t, %idx, {size}, %t; @%few ld.shared.b{bits_} %v, [%t];
+            @%few st.global.b{bits_} [%p], %v;"""
+        else:
+            body = at + f"atom.global.{op} %d, [%p], %b;"
+        return ".reg .b64 %o, %p;\n" + body
+
+    @settings(max_examples=5, database=None, deadline=None, derandomize=True)
+    @given(st.lists(st.integers(0, 7), min_size=32, max_size=32), st.integers(0, 2**32 - 1))
+    def holds(cells, seed):
+        index = np.array(cells, np.uint32)
+        for op, ty, fn in OPERATIONS + FLOATING[:3]:
+            space = "shared" if seed & 1 or op == "add.f32" else "global"
+            old, b = values(ty, seed % 1000)[:8].copy(), values(ty, seed % 999 + 1)[:32].copy()
+            want, seen = old.copy(), np.zeros_like(b)
+            for lane in range(32):
+                k = slice(cells[lane], cells[lane] + 1)
+                seen[lane] = want[k][0]
+                with np.errstate(all="ignore"):
+                    want[k] = fn(want[k], b[lane : lane + 1])
+            case = Case(
+                op, kernel(op, ty, space), {"i": ("u32", index), "b": (ty, b)}, {"d": ty}, buffers={"cells": old},
+                compare=_same(ty), version="8.1", block=32,
+            )  # fmt: skip
+            compare(case, run(case), {"d": seen, "cells": want}, "one after the other")
+
+    holds()

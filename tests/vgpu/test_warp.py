@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from tests.vgpu.ptx_kernels import Case, bits, cases_test, floats, ints
+from tests.vgpu.ptx_kernels import Case, bits, cases_test, compare, expected, floats, ints, run
 
 N = 256
 LANE = np.arange(N) % 32
@@ -20,7 +22,8 @@ def per_warp(fn):
     """Apply a function of 32 lanes (it gives 32 results, or one for all) to each warp."""
 
     def run(**inputs):
-        rows = [fn(*(warps(v)[w] for v in inputs.values())) for w in range(N // 32)]
+        count = len(next(iter(inputs.values()))) // 32
+        rows = [fn(*(warps(v)[w] for v in inputs.values())) for w in range(count)]
         if isinstance(rows[0], tuple):
             return tuple(np.concatenate([np.broadcast_to(r[k], 32) for r in rows]) for k in range(len(rows[0])))
         return np.concatenate([np.broadcast_to(r, 32) for r in rows])
@@ -254,3 +257,81 @@ for _op in ("min", "max"):
 
 CASES = [*SHFL, *VOTES, *MASKS, *MATCH, *REDUX]
 test_cases = cases_test(CASES)
+
+
+# ---------------------------------------------------------------- any values, any parts of a warp
+def _parts(labels):
+    """Masks of the lanes with a lane's own label."""
+    labels = np.asarray(labels)
+    return np.array([sum(1 << k for k in range(32) if labels[k] == x) for x in labels], U32)
+
+
+def _apart(case):
+    """The same collective in three branches, chosen by the lowest lane of the part: parts run at different PCs."""
+    last = case.body.rstrip()
+    return replace(
+        case,
+        body=f""".reg .b32 %low, %k; .reg .pred %b1, %b2;
+        brev.b32 %low, %m; clz.b32 %low, %low; rem.u32 %k, %low, 3;
+        setp.eq.u32 %b1, %k, 1; setp.eq.u32 %b2, %k, 2;
+        @%b1 bra ONE; @%b2 bra TWO;
+        {last}
+        bra OUT;
+        ONE: {last}
+        bra OUT;
+        TWO: {last}
+        OUT:""",
+    )
+
+
+def test_any_parts_of_a_warp_together_and_apart():
+    import pytest
+
+    pytest.importorskip("hypothesis")
+    from hypothesis import given
+    from hypothesis import settings as limits
+    from hypothesis import strategies as st
+
+    tiled = [case for case in CASES if "m" in case.inputs]
+    assert len(tiled) > 20
+    both = [(case, _apart(case)) for case in tiled]
+
+    @limits(max_examples=6, database=None, deadline=None, derandomize=True)
+    @given(st.lists(st.integers(0, 3), min_size=32, max_size=32), st.integers(0, 2**32 - 1))
+    def holds(labels, seed):
+        masks = _parts(labels)
+        rng = np.random.default_rng(seed)
+        for pair in both:
+            arrays = {"m": masks}
+            for name, (_, old) in pair[0].inputs.items():
+                if name != "m":
+                    few = rng.choice(old, 3)  # equal values are what match looks for
+                    arrays[name] = np.where(rng.integers(0, 2, 32) == 1, rng.choice(few, 32), rng.choice(old, 32))
+            for case in pair:
+                small = replace(case.with_inputs(**arrays), block=32, n=0)
+                compare(small, run(small), expected(small), "reference")
+
+    holds()
+
+
+def test_any_shuffle():
+    import pytest
+
+    pytest.importorskip("hypothesis")
+    from hypothesis import given
+    from hypothesis import settings as limits
+    from hypothesis import strategies as st
+
+    lanes = st.lists(st.integers(0, 63), min_size=32, max_size=32)
+    clamps = st.lists(st.integers(0, 0x1FFF), min_size=1, max_size=32)
+
+    @limits(max_examples=30, database=None, deadline=None, derandomize=True)
+    @given(lanes, clamps)
+    def holds(b, c):
+        for case in SHFL:
+            if {"b", "c"} <= set(case.inputs):
+                small = case.with_inputs(a=bits("b32", 32, 1), b=np.array(b, U32), c=np.array((c * 32)[:32], U32))
+                small = replace(small, block=32, n=0)
+                compare(small, run(small), expected(small), "reference")
+
+    holds()
