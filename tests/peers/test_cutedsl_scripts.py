@@ -41,7 +41,7 @@ CUTLASS = [
         "pipeline_software_fill", "red", "reduction/block_smem_reduce", "reduction/thread_vector_reduce",
         "reduction/warp_vector_reduce", "redux_sync", "shfl_sync", "tma/tma_1cta_mbarrier", "tma/tma_load_store",
         "tma/tma_load_to_ldmatrix", "tma/tma_pipeline_count2", "tma/tma_pipeline_pingpong",
-        "tma/tma_pipeline_single_warp", "tma/tma_pipeline_warpspec", "tma/tma_store", "tma/tma_swizzle_modes",
+        "tma/tma_pipeline_warpspec", "tma/tma_store", "tma/tma_swizzle_modes",
         "vote_sync", "warp_named_barrier")),
 ]  # fmt: skip
 
