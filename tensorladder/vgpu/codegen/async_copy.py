@@ -49,7 +49,7 @@ def _kind(i: Instr) -> str:
                    "cp.async.bulk and cp.reduce.async.bulk between global, shared::cta and shared::cluster, prefetch, "
                    "multicast, .cp_mask; the same .tensor.1d to .5d .tile with tensor maps, "
                    "prefetch, multicast, .cta_group; bulk commit_group and wait_group (.read)",
-             refused=".im2col modes, .tile::gather4, .tile::scatter4, .ignore_oob, interleaved tensor maps")  # fmt: skip
+             refused=".im2col, .tile::gather4, .tile::scatter4, .ignore_oob, interleaved tensor maps")  # fmt: skip
 def cp(e: Emitter, i: Instr):
     """Dispatch on the leading modifiers."""
     from tensorladder.vgpu.codegen import tensor_copy

@@ -110,8 +110,8 @@ def tensormap(e: Emitter, i: Instr) -> None:
 
 def _publish(e: Emitter, i: Instr) -> None:
     """cp_fenceproxy: the warp copies a map from shared to global memory, released to the tensor map proxy."""
-    refuse_unknown(i, {"cp_fenceproxy", "global", "shared::cta", "tensormap::generic", "release", "cta", "cluster", "gpu",
-                       "sys", "sync", "aligned"})  # fmt: skip
+    refuse_unknown(i, {"cp_fenceproxy", "global", "shared::cta", "tensormap::generic", "release", "cta", "cluster",
+                       "gpu", "sys", "sync", "aligned"})  # fmt: skip
     size = i.operands[2]
     if not isinstance(size, Imm) or size.value != 128:
         raise Unsupported(f"{i.text} of other than 128 bytes")

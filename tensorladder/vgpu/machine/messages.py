@@ -59,12 +59,13 @@ _TEXT = {
     L.ERR_MBAR_UNINIT: "mbarrier at shared address {address:#x} is used before mbarrier.init",
     L.ERR_MBAR_COUNT: "mbarrier at shared address {address:#x}: {a} arrivals where this phase still expects {b}",
     L.ERR_MBAR_INIT: "mbarrier.init at shared address {address:#x}: count {a} must be 1 to 2**20 - 1",
-    L.ERR_MBAR_NO_COMPLETE: "mbarrier at shared address {address:#x}: arrive.noComplete of {a} completes the phase (pending {b})",
+    L.ERR_MBAR_NO_COMPLETE: "mbarrier at shared address {address:#x}: arrive.noComplete of {a} completes the phase "
+    "(pending {b})",
     L.ERR_MBAR_TX: "mbarrier at shared address {address:#x}: a change by {b} bytes takes the transaction count to {a}, "
     "outside of +-(2**20 - 1)",
     L.ERR_BARRIER_ID: "barrier {a} does not exist (0 to 15)",
-    L.ERR_BARRIER_COUNT: "barrier {a}: thread count {b} is no positive multiple of 32 up to the CTA's threads, or differs "
-    "from the count {address} of the warps that are there",
+    L.ERR_BARRIER_COUNT: "barrier {a}: thread count {b} is no positive multiple of 32 up to the CTA's threads, or "
+    "differs from the count {address} of the warps that are there",
     L.ERR_BARRIER_SPLIT: "lanes of one warp name different barriers or thread counts ({a} and {b})",
     L.ERR_CLUSTER_ARRIVE: "barrier.cluster.arrive twice without barrier.cluster.wait between",
     L.ERR_CLUSTER_WAIT: "barrier.cluster.wait without barrier.cluster.arrive before",
