@@ -273,3 +273,21 @@ def test_loops_that_end_by_themselves_are_no_hang():
     for policy in ("eager", "lazy", "timed", "random:3"):
         for body in (_SPIN + clock, sleeper.format(pause="nanosleep.u32 50;"), sleeper.format(pause="")):
             assert (launch(body, block=64, policy=policy, timeout=60) == 5).all(), policy
+
+
+def test_the_checked_variant_records_arrivals_waits_and_fences():
+    from tensorladder import vgpu
+    from tensorladder.vgpu.codegen import sync
+    from tensorladder.vgpu.machine.hooks import EVENT_ARRIVE, EVENT_FENCE, EVENT_WAIT
+
+    body = """bar.sync 3; fence.acq_rel.gpu; fence.proxy.async.shared::cta; fence.mbarrier_init.release.cluster;
+        barrier.cluster.arrive.relaxed; barrier.cluster.wait; mov.u32 %d, 1;"""
+    case = values("x", body, None, n=64, block=64)
+    events = vgpu.launch(ptx_of(case), "kernel", 1, 64, [np.zeros(64, U32)], checked=True).events[0]
+    fences = [int(a) for what, a in zip(events[:, 0], events[:, 6], strict=True) if what == EVENT_FENCE]
+    proxy = sync.FENCE_PROXY + 1
+    assert sorted(fences) == sorted(2 * [2 << 4 | 3 << 8, proxy | 2 << 12, sync.FENCE_MBARRIER_INIT | 4 << 4 | 2 << 8])
+    arrivals = [int(a) & 0xFF for what, a in zip(events[:, 0], events[:, 6], strict=True) if what == EVENT_ARRIVE]
+    assert sorted(arrivals) == [3, 3, 16, 16]
+    assert (events[:, 0] == EVENT_WAIT).sum() == 2
+    assert set(events[:, 5]) == {0xFFFFFFFF}

@@ -44,8 +44,9 @@ def _argument(e: Emitter, operand: object, ty: str) -> str:
     if not isinstance(operand, Sym):
         return e.value(operand, ty)
     bits = TYPE_BITS[ty]
+    size = bits // 8
     address = e.spill(e.symbol(operand), "<32 x i64>", 30)
-    e.call("tl_ld", SPACE_LOCAL, address, e.active(), e.scratch_address(31), bits // 8, 1, bits // 8, e.iid, fallible=True)
+    e.call("tl_ld", SPACE_LOCAL, address, e.active(), e.scratch_address(31), size, 1, size, e.iid, fallible=True)
     return e.reload(f"<32 x i{bits}>", 31)
 
 

@@ -29,6 +29,8 @@ BITS, SIGNED, F16, BF16, F16X2, BF16X2, F32, F64 = range(8)
 #: slots of scratch
 SLOT_B, SLOT_C, SLOT_RESULT = 1, 9, 17
 
+#: cycles that a warp goes on for after an atomic operation that changed nothing
+_PATIENCE = 512
 _SIGN = -(1 << 63)
 _NAN16, _NANBF16, _NAN32, _NAN64 = 0x7FFF, 0x7FFF, 0x7FFFFFFF, 0x7FFFFFFFFFFFFFFF
 
@@ -249,4 +251,6 @@ def tl_atom(w, op, kind, space, args, mask, size, count, iid):
             changed |= narrow(op, kind, size, address + size * slot, args, slot, lane, (flushing >> lane) & 1)
     if changed:
         st64(w + L.W_PROGRESS, ld64(w + L.W_PROGRESS) + 1)
+    else:  # it may be a lock: let others run soon
+        st64(w + L.W_LIMIT, min(ld64(w + L.W_LIMIT), ld64(w + L.W_CLOCK) + _PATIENCE))
     return 1
