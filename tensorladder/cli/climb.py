@@ -31,11 +31,13 @@ def climb(
     as_json: Json = False,
 ) -> int:
     """Run every rung of the ladder and print the table."""
+    infos = parse_series(series)
     asked = list(
-        harness.requests(
-            parse_series(series), all_archs=all_archs, on=on, policy=policy, seed=seed, timeout=timeout
-        )
+        harness.requests(infos, all_archs=all_archs, on=on, policy=policy, seed=seed, timeout=timeout)
     )
+    left_out = {info.name for info in infos} - {one.info.name for one in asked}
+    if left_out:
+        output.complain(f"left out, the GPU here runs none of their architectures: {', '.join(sorted(left_out))}")
     results = list((_json_lines if as_json else _watched)(asked))
     _close(results, as_json)
     return harness.exit_code(results)

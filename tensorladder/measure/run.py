@@ -201,9 +201,14 @@ def digest(case: Case) -> str:
 def requests(
     infos: Iterable[RungInfo], *, all_archs: bool = False, on: str = "vgpu", **asked: Any
 ) -> Iterator[Request]:
-    """A request a rung at its default shape: for its first architecture, or for all it compiles for."""
+    """A request a rung at its default shape: for its first architecture, or for all it compiles for.
+
+    On a real GPU only architectures that it runs count, and a rung with none of them is left out.
+    """
+    request.parse_place(on)
     for info in infos:
-        for arch in info.archs if all_archs else (None,):
+        archs = info.archs if on == "vgpu" else _silicon().archs_for(info.archs)
+        for arch in archs if all_archs else archs[:1]:
             yield plan(info, arch=arch, on=on, **asked)
 
 

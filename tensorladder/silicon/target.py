@@ -12,15 +12,19 @@ from tensorladder.core.program import Program
 from tensorladder.silicon import driver
 
 
+def archs_for(archs: Sequence[str]) -> tuple[str, ...]:
+    """Those of `archs` whose machine code the GPU here runs. UsageError where there is no GPU."""
+    have = driver.capability()
+    return tuple(arch for arch in archs if driver.runs_on(arch, have))
+
+
 def arch_for(archs: Sequence[str]) -> str:
     """The first of `archs` whose machine code the GPU here runs. UsageError where there is none, or no GPU."""
-    have = driver.capability()
-    for arch in archs:
-        if driver.runs_on(arch, have):
-            return arch
-    raise UsageError(
-        f"the GPU here is sm_{have[0]}{have[1]}, this compiles for {', '.join(archs)}: use --on vgpu"
-    )
+    usable = archs_for(archs)
+    if usable:
+        return usable[0]
+    major, minor = driver.capability()
+    raise UsageError(f"the GPU here is sm_{major}{minor}, this compiles for {', '.join(archs)}: use --on vgpu")
 
 
 class Target:

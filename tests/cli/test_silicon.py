@@ -10,6 +10,7 @@ import pytest
 
 from tensorladder.core.errors import MissingExtra, UsageError
 from tensorladder.core.program import Launch, Module
+from tensorladder.measure.run import requests
 from tensorladder.rungs.rung import catalog
 from tensorladder.silicon import disassemble, driver, target
 
@@ -57,6 +58,16 @@ def test_arch_is_chosen_for_the_gpu_that_is_there(monkeypatch):
     assert target.arch_for(("sm_80", "sm_90a", "sm_100a")) == "sm_90a"
     with pytest.raises(UsageError, match="sm_90,"):
         target.arch_for(("sm_80", "sm_100a"))
+
+
+def test_climb_leaves_out_what_the_gpu_cannot_run(monkeypatch):
+    monkeypatch.setattr(driver, "capability", lambda device=0: (8, 6))
+    infos = catalog()
+    asked = list(requests(infos, on="gpu"))
+    assert {one.arch for one in asked} <= {"sm_80", "sm_86"}
+    assert {one.info.name for one in asked} == {info.name for info in infos if "sm_80" in info.archs}
+    archs = {one.arch for one in requests(infos, on="gpu", all_archs=True)}
+    assert archs == {"sm_80", "sm_86"}
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
