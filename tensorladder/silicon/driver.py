@@ -9,19 +9,18 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable
-from ctypes import POINTER, Structure, Union, byref, c_char, c_char_p, c_int, c_size_t, c_uint, c_void_p
+from ctypes import POINTER, Structure, Union, byref, c_char, c_char_p, c_int, c_uint, c_void_p
 from typing import Any
 
 from tensorladder.core.errors import KernelError, UsageError
 from tensorladder.core.program import Launch, Module
+from tensorladder.vgpu.ptx import parse
 
 # CUresult values that a person can act on.
 NO_DEVICE = 100
 DEVICE_ATTRIBUTE = {"major": 75, "minor": 76, "sms": 16}
 FUNCTION_ATTRIBUTE = {"max_dynamic_shared": 8, "non_portable_cluster": 14}
 PORTABLE_CLUSTER = 8
-# CU_LAUNCH_PARAM_BUFFER_POINTER, _SIZE and _END: the parameter block as it is, in place of an array of pointers.
-PARAM_POINTER, PARAM_SIZE, PARAM_END = 1, 2, 0
 
 
 class _Value(Union):
@@ -163,15 +162,18 @@ class Stream:
             len(attributes),
         )
         block = ctypes.create_string_buffer(launch.params, max(1, len(launch.params)))
-        length = c_size_t(len(launch.params))
-        extra = (c_void_p * 5)(
-            PARAM_POINTER,
-            ctypes.cast(block, c_void_p).value,
-            PARAM_SIZE,
-            ctypes.cast(byref(length), c_void_p).value,
-            PARAM_END,
-        )
-        call("cuLaunchKernelEx", byref(config), function, None, extra if launch.params else None)
+        # One pointer a parameter: a kernel with 64-byte-aligned parameters (tensor maps) has its block at another
+        # place of the constant bank, which the driver knows from the cubin and a whole block (`extra`) would miss.
+        start = ctypes.addressof(block)
+        offsets = _parameters(launch.module.ptx, launch.kernel)
+        pointers = (c_void_p * max(1, len(offsets)))(*(start + offset for offset in offsets))
+        call("cuLaunchKernelEx", byref(config), function, pointers, None)
+
+
+@functools.lru_cache(maxsize=64)
+def _parameters(ptx: str, kernel: str) -> tuple[int, ...]:
+    """Offsets of a kernel's parameters in its block."""
+    return tuple(p.offset for p in parse(ptx).kernels[kernel].params)
 
 
 def launch_attributes(launch: Launch) -> ctypes.Array:
