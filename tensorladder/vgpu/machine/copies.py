@@ -21,6 +21,7 @@ from tensorladder.vgpu.machine.raw import (
     f32_bits,
     f32_to_f16,
     f64_bits,
+    fill_bytes,
     free_bytes,
     ld8,
     ld16,
@@ -48,11 +49,11 @@ def copy_lane(dst, src, size):
     """A cp.async copy of one lane: `size` is copy bytes | source bytes << 32; the rest is zero."""
     whole = size & 0xFFFFFFFF
     take = size >> 32
-    if take == 16:
-        low = ld64(src)
-        high = ld64(src + 8)
-        st64(dst, low)
-        st64(dst + 8, high)
+    if take == whole:
+        copy_bytes(dst, src, whole)
+        return
+    if take == 0:
+        fill_bytes(dst, 0, whole)
         return
     for k in range(whole):
         st8(dst + k, ld8(src + k) if k < take else 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tensorladder.vgpu.machine import layout as L
-from tensorladder.vgpu.machine.copies import run_arrive, run_bulk_load, run_bulk_store, run_cp_async
+from tensorladder.vgpu.machine.copies import drop_buffer, run_arrive, run_bulk_load, run_bulk_store, run_cp_async
 from tensorladder.vgpu.machine.native import helper
 from tensorladder.vgpu.machine.queue import enqueue, is_eager, new_op, pending_op, release_op, remove_at
 from tensorladder.vgpu.machine.raw import ld64
@@ -28,6 +28,13 @@ def run_op(u, op):
     if kind == L.OP_BULK_S2G or (kind == L.OP_BULK_REDUCE and ld64(op + L.A_MBAR) == 0):
         return run_bulk_store(u, op, eager)
     return run_bulk_load(op)
+
+
+@helper
+def abandon(u):
+    """A launch that stopped early leaves operations behind: free what they hold."""
+    for position in range(ld64(u + L.U_COUNT)):
+        drop_buffer(pending_op(u, position))
 
 
 @helper

@@ -42,17 +42,22 @@ _MAP_ALIGN = 63  # a map starts at a 64-byte boundary
 
 # ---------------------------------------------------------------- cp.async
 @helper
-def resolve_sources(w, addresses, sizes, mask, size, iid):
-    """Host addresses of cp.async sources; a lane that reads fewer bytes is checked for just those. False on error."""
+def whole_lanes(w, addresses, sizes, mask, size, iid):
+    """Lanes that read all `size` bytes; -1 with the error recorded when a source size is out of range."""
     whole = 0
     for lane in range(L.LANES):
         if (mask >> lane) & 1:
             take = ld64(sizes + 8 * lane)
             if take < 0 or take > size:
                 fail(w, L.ERR_CP_SIZE, iid, lane, ld64(addresses + 8 * lane), take, size)
-                return False
-            if take == size:
-                whole |= 1 << lane
+                return -1
+            whole |= (1 if take == size else 0) << lane
+    return whole
+
+
+@helper
+def resolve_sources(w, addresses, sizes, mask, whole, size, iid):
+    """Host addresses of cp.async sources; a lane that reads fewer bytes is checked for just those. False on error."""
     for lane in range(L.LANES):
         if (mask >> lane) & 1 and (whole >> lane) & 1 == 0:
             take = ld64(sizes + 8 * lane)
@@ -60,10 +65,9 @@ def resolve_sources(w, addresses, sizes, mask, size, iid):
             if take > 0 and not global_ok(w, address, address + take, 0, iid, lane):
                 fail(w, L.ERR_OUT_OF_BOUNDS, iid, lane, address, take, SPACE_GLOBAL)
                 return False
-    if whole == mask:
-        return resolve_all(w, SPACE_GLOBAL, addresses, whole, size, 0, iid)
-    for lane in range(L.LANES):
-        if (whole >> lane) & 1 and resolve(w, SPACE_GLOBAL, ld64(addresses + 8 * lane), size, 0, iid, lane) == 0:
+            if take == 0:  # not touched, whatever it is
+                st64(addresses + 8 * lane, 0)
+        elif (whole >> lane) & 1 and resolve(w, SPACE_GLOBAL, ld64(addresses + 8 * lane), size, 0, iid, lane) == 0:
             return False
     return True
 
@@ -103,10 +107,14 @@ def tl_cp_async(w, base, mask, size, sized, iid):
     sizes = base + 512
     if not resolve_all(w, SPACE_SHARED, dst, mask, size, 1, iid):
         return 0
-    if sized == 0:
+    whole = mask
+    if sized != 0:
+        whole = whole_lanes(w, src, sizes, mask, size, iid)
+    if whole == mask:
+        sized = 0
         if not resolve_all(w, SPACE_GLOBAL, src, mask, size, 0, iid):
             return 0
-    elif not resolve_sources(w, src, sizes, mask, size, iid):
+    elif whole < 0 or not resolve_sources(w, src, sizes, mask, whole, size, iid):
         return 0
     record(w, EVENT_ISSUE, ld64(dst + 8 * trailing_zeros(mask)), L.OP_CP_ASYNC, mask, iid)
     if is_eager(w):

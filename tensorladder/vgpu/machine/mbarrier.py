@@ -13,7 +13,7 @@ from tensorladder.vgpu.machine.lanes import block, fail
 from tensorladder.vgpu.machine.memory import SPACE_GENERIC, SPACE_SHARED, shared_host
 from tensorladder.vgpu.machine.native import export, helper
 from tensorladder.vgpu.machine.queue import rng
-from tensorladder.vgpu.machine.raw import ld8, ld32, ld64, st8, st32, st64
+from tensorladder.vgpu.machine.raw import ld8, ld32, ld64, st8, st32, st64, trailing_zeros
 
 COUNT_MASK = (1 << 20) - 1
 TX_MASK = (1 << 21) - 1
@@ -232,6 +232,43 @@ def timed_out(w, mask):
     return lanes
 
 
+@helper
+def uniform(addresses, tokens, mask):
+    """Whether all active lanes have one address and one phase."""
+    first = trailing_zeros(mask)
+    address = ld64(addresses + 8 * first)
+    token = ld64(tokens + 8 * first)
+    differ = 0
+    for lane in range(L.LANES):
+        other = (ld64(addresses + 8 * lane) ^ address) | ((ld64(tokens + 8 * lane) ^ token) & 1)
+        differ |= other if (mask >> lane) & 1 else 0
+    return differ == 0
+
+
+@helper
+def lanes_passed(w, space, addresses, tokens, mask, iid):
+    """Lanes whose phase is complete; -1 with the error recorded. `addresses` become host addresses."""
+    if uniform(addresses, tokens, mask):
+        first = trailing_zeros(mask)
+        host = mbarrier_at(w, space, ld64(addresses + 8 * first), 1, iid, first)
+        if host == 0:
+            return -1
+        for lane in range(L.LANES):
+            st64(addresses + 8 * lane, host)
+        return mask if (ld64(host) ^ ld64(tokens + 8 * first)) & 1 else 0
+    passed = 0
+    for lane in range(L.LANES):
+        if (mask >> lane) & 1 == 0:
+            continue
+        host = mbarrier_at(w, space, ld64(addresses + 8 * lane), 1, iid, lane)
+        if host == 0:
+            return -1
+        st64(addresses + 8 * lane, host)
+        if (ld64(host) ^ ld64(tokens + 8 * lane)) & 1:
+            passed |= 1 << lane
+    return passed
+
+
 @export
 def tl_mbar_wait(w, space, addresses, tokens, mask, flags, iid):
     """mbarrier.test_wait and try_wait: lanes whose phase is complete, or -1 when the group was made to wait.
@@ -239,21 +276,16 @@ def tl_mbar_wait(w, space, addresses, tokens, mask, flags, iid):
     A token is a phase parity, or the state of an arrival (its bit 0 is the phase). The lanes wait only when none of
     them can go on: any lane may be told false at any time. Under the random policy that happens now and then.
     """
-    passed = 0
-    for lane in range(L.LANES):
-        if (mask >> lane) & 1 == 0:
-            continue
-        host = mbarrier_at(w, space, ld64(addresses + 8 * lane), 1, iid, lane)
-        if host == 0:
-            return 0
-        st64(addresses + 8 * lane, host)
-        if (ld64(host) ^ ld64(tokens + 8 * lane)) & 1:
-            passed |= 1 << lane
+    if mask == 0:
+        return 0
+    passed = lanes_passed(w, space, addresses, tokens, mask, iid)
+    if passed < 0:
+        return 0
     gave_up = timed_out(w, mask)
     if passed != 0:
         record(w, EVENT_WAIT, ld64(addresses), 0, passed, iid)
         return passed
-    if flags & WAIT_BLOCKS == 0 or gave_up != 0 or mask == 0:
+    if flags & WAIT_BLOCKS == 0 or gave_up != 0:
         return 0
     random = ld64(ld64(w + L.W_LAUNCH) + L.L_POLICY) == L.POLICY_RANDOM
     if random and rng(ld64(w + L.W_UNIT) + L.U_RNG) & 7 == 0:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.machine.barriers import cluster_base, settle_barriers, settle_cluster, settle_gathering
-from tensorladder.vgpu.machine.effects import run_op
+from tensorladder.vgpu.machine.effects import abandon, run_op
 from tensorladder.vgpu.machine.lanes import fail, wake
 from tensorladder.vgpu.machine.native import export, helper
 from tensorladder.vgpu.machine.queue import NEVER, pending_op, release_op, remove_at, rng
@@ -511,4 +511,5 @@ def tl_worker(u):
     """A worker: runs the unit at address `u`."""
     default_float_environment()
     run_unit(u)
+    abandon(u)
     return 0

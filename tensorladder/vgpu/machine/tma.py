@@ -208,8 +208,9 @@ def load_row(a, p, lo, hi, inner, fill, mask, shift):
         if mask == 0:
             copy_bytes(a, p, inner)
             return
+        flip = (a & mask) >> shift  # one value for a row: rows start at multiples of the span
         for c in range(0, inner, 16):
-            d = swizzled(a + c, mask, shift)
+            d = (a + c) ^ flip
             low = ld64(p + c)
             high = ld64(p + c + 8)
             st64(d, low)
@@ -230,8 +231,9 @@ def store_row(p, a, lo, hi, inner, delta, mask, shift):
         if mask == 0:
             copy_bytes(p, a + delta, inner)
             return
+        flip = (a & mask) >> shift
         for c in range(0, inner, 16):
-            s = swizzled(a + c, mask, shift) + delta
+            s = ((a + c) ^ flip) + delta
             low = ld64(s)
             high = ld64(s + 8)
             st64(p + c, low)
