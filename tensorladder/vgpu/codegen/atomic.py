@@ -6,6 +6,7 @@ from tensorladder.core.errors import Unsupported
 from tensorladder.vgpu.codegen.emit import Emitter, vec
 from tensorladder.vgpu.codegen.memory import combine128, hook, split128
 from tensorladder.vgpu.codegen.modifiers import SCOPES, pick
+from tensorladder.vgpu.codegen.remote import reduce_async
 from tensorladder.vgpu.codegen.table import instruction
 from tensorladder.vgpu.machine import atomics as A
 from tensorladder.vgpu.machine.memory import SPACE_GENERIC, SPACE_GLOBAL, SPACE_SHARED
@@ -38,8 +39,6 @@ _ALL_TYPES = tuple(dict.fromkeys(t for types in _TYPES.values() for t in types))
 
 def _decode(i: Instr) -> tuple[str, str, int, int]:
     """(operation, type, vector length, space); every modifier is known or refused by name."""
-    if "async" in i.mods:
-        raise Unsupported(i.text)
     _, _, space, op, _, _, vector, ty = pick(
         i, ("relaxed", "acquire", "release", "acq_rel"), SCOPES, tuple(_SPACES), tuple(_OPS), ("noftz",),
         ("L2::cache_hint",), tuple(_VECTORS), _ALL_TYPES,
@@ -96,7 +95,11 @@ def atom(e: Emitter, i: Instr) -> None:
     _atomic(e, i, i.operands[0], i.operands[1], i.operands[2:])
 
 
-@instruction("red", results=0, forms=_FORMS + "; vectors as atom", refused="red.async")
+@instruction("red", results=0, forms=_FORMS + "; vectors as atom; red.async to shared::cluster with an mbarrier",
+             refused="red.async.release (to global memory)")  # fmt: skip
 def red(e: Emitter, i: Instr) -> None:
     """Atomic operation without a result."""
+    if "async" in i.mods:
+        reduce_async(e, i)
+        return
     _atomic(e, i, None, i.operands[0], i.operands[1:])

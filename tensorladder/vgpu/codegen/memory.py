@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tensorladder.core.errors import Unsupported
 from tensorladder.vgpu.codegen.emit import Emitter, ivec, vec
+from tensorladder.vgpu.codegen.remote import store_async
 from tensorladder.vgpu.codegen.table import instruction
 from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.machine.memory import SPACE_GENERIC, SPACE_GLOBAL, SPACE_LOCAL, SPACE_SHARED
@@ -126,10 +127,13 @@ def _ld_param(e: Emitter, mem: Mem, items: tuple, ty: str) -> None:
         e.set(item, value, f"s{bits}" if ty.startswith("s") else f"b{bits}")
 
 
-@instruction("st", results=0, forms="all spaces, vectors and types; cache and eviction hints; volatile to release",
-             refused="st.async, st.bulk")  # fmt: skip
+@instruction("st", results=0, forms="all spaces, vectors and types; cache and eviction hints; volatile to release; "
+             "st.async to shared::cluster with an mbarrier", refused="st.async.release (to global memory), st.bulk")  # fmt: skip
 def st(e: Emitter, i: Instr) -> None:
     """Store."""
+    if "async" in i.mods:
+        store_async(e, i)
+        return
     space, count, ty = split(i)
     mem, src = i.operands[0], i.operands[1]
     space = _space_of(e, i, mem, space)

@@ -34,8 +34,10 @@ _SCALARS = {
     **{f"%clusterid.{a}": (L.W_CTA, L.C_CLUSTERID + 8 * i) for a, i in _AXES.items()},
 }
 _WIDE = {"%clock64": (None, L.W_CLOCK), "%gridid": (L.W_LAUNCH, L.L_GRIDID)}
-_CONSTANT = {"WARP_SZ": 32, "%tid.w": 0, "%ntid.w": 0, "%ctaid.w": 0, "%nctaid.w": 0, "%reserved_smem_offset_begin": 0,
-             "%reserved_smem_offset_end": L.SHARED_RESERVED, "%reserved_smem_offset_cap": L.SHARED_RESERVED}  # fmt: skip
+#: the offsets of the system's part of shared memory are those of an H200
+_CONSTANT = {"WARP_SZ": 32, "%tid.w": 0, "%ntid.w": 0, "%ctaid.w": 0, "%nctaid.w": 0,
+             "%reserved_smem_offset_begin": 0, "%reserved_smem_offset_end": 288, "%reserved_smem_offset_0": 0,
+             "%reserved_smem_offset_1": 0, "%reserved_smem_offset_cap": L.SHARED_RESERVED}  # fmt: skip
 
 SUPPORTED = sorted(
     [*_SCALARS, *_WIDE, *_CONSTANT, "%laneid", "%tid.x", "%tid.y", "%tid.z", "%clock_hi", "%globaltimer",

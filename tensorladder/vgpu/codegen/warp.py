@@ -124,7 +124,11 @@ def _shfl_sources(mode: str, b: int, c: int) -> tuple[list[int], list[bool]]:
 @instruction("shfl", kind=lambda i: "meet" if "sync" in i.mods else "", forms=".sync.up, .down, .bfly, .idx, with d|p",
              refused="forms without .sync (not on sm_70 and later)")  # fmt: skip
 def shfl(e: Emitter, i: Instr) -> None:
-    """shfl.sync d{|p}, a, b, c, membermask. A source lane that is not here gives all ones, to be seen."""
+    """shfl.sync d{|p}, a, b, c, membermask.
+
+    What a source lane that is not here gives is undefined by the ISA: all ones, to be seen. An H200 gives 0 for a lane
+    that has exited.
+    """
     _need_sync(i)
     mode, _, _ = pick(i, _SHFL_MODES, ("sync",), ("b32",))
     target, a, b, c, mask = i.operands

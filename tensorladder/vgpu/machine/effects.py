@@ -7,6 +7,7 @@ from tensorladder.vgpu.machine.copies import drop_buffer, run_arrive, run_bulk_l
 from tensorladder.vgpu.machine.native import helper
 from tensorladder.vgpu.machine.queue import enqueue, is_eager, new_op, pending_op, release_op, remove_at
 from tensorladder.vgpu.machine.raw import ld64
+from tensorladder.vgpu.machine.remote import run_remote
 from tensorladder.vgpu.machine.tma import REDUCE, STORE, run_tma_load, run_tma_store
 
 
@@ -25,6 +26,8 @@ def run_op(u, op):
         return run_tma_store(u, op, eager, REDUCE)
     if kind == L.OP_MBAR_ARRIVE:
         return run_arrive(op)
+    if kind == L.OP_REMOTE:
+        return run_remote(op)
     if kind == L.OP_BULK_S2G or (kind == L.OP_BULK_REDUCE and ld64(op + L.A_MBAR) == 0):
         return run_bulk_store(u, op, eager)
     return run_bulk_load(op)
