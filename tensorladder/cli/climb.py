@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from typing import Annotated
 
@@ -38,8 +39,9 @@ def climb(
     left_out = {info.name for info in infos} - {one.info.name for one in asked}
     if left_out:
         output.complain(f"left out, the GPU here runs none of their architectures: {', '.join(sorted(left_out))}")
+    start = time.perf_counter()
     results = list((_json_lines if as_json else _watched)(asked))
-    _close(results, as_json)
+    _close(results, time.perf_counter() - start, as_json)
     return harness.exit_code(results)
 
 
@@ -69,12 +71,12 @@ def _watched(asked: list[Request]) -> Iterator[Result]:
         live.update(table)
 
 
-def _close(results: list[Result], as_json: bool) -> None:
+def _close(results: list[Result], seconds: float, as_json: bool) -> None:
     counts = harness.summary(results)
     if as_json:
         output.emit({"summary": counts})
         return
-    output.write(f"{counts['rungs']} rungs, {counts['ok']} ok, {counts['failed']} failed")
+    output.write(f"{counts['rungs']} rungs, {counts['ok']} ok, {counts['failed']} failed, {seconds:.1f} s")
     for result in results:
         if result.message:
             output.complain(f"{result.request.info.name} for {result.request.arch}: {result.message}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -178,5 +179,5 @@ def test_run_and_climb_speak_json(machine, ask, monkeypatch):
     assert all(set(record) >= RUN_KEYS for record in records)
     assert last == {"summary": {"rungs": 2, "ok": 1, "failed": 1}}
     said = ask("climb")
-    assert said.out.splitlines()[-1] == "2 rungs, 1 ok, 1 failed"
+    assert re.fullmatch(r"2 rungs, 1 ok, 1 failed, \d+\.\d s", said.out.splitlines()[-1])
     assert len(said.out.splitlines()) == 4 and said.err.count("\n") == 1
