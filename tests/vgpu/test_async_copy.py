@@ -188,18 +188,29 @@ def _to_global(op: str, dtype: str) -> Case:
     )  # fmt: skip
 
 
+#: CTA 0 reduces its first 2048 bytes into the second ones of CTA 1 (an H200 refuses to do so within one CTA)
+_REMOTE = _FILL + """
+  .reg .pred %first, %send; .reg .b32 %rank, %far;
+  mov.u32 %rank, %cluster_ctarank; setp.eq.u32 %first, %rank, 0; and.pred %send, %first, %one;
+  @%one mbarrier.arrive.expect_tx.shared.b64 _, [%bar], 2048;
+  barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
+  add.u32 %peer, %s, 2048; mapa.shared::cluster.u32 %peer, %peer, 1; mapa.shared::cluster.u32 %far, %bar, 1;
+  @%send cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.{op} [%peer], [%s], 2048, [%far];
+  @%first bra SENT;
+LOOP:
+  mbarrier.try_wait.parity.shared.b64 %w, [%bar], 0;
+  @!%w bra LOOP;
+  ld.shared.v4.b32 {%f0, %f1, %f2, %f3}, [%t+2048]; st.global.v4.b32 [%g], {%f0, %f1, %f2, %f3};
+SENT:
+  barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
+"""
+
+
 def _to_shared(op: str, dtype: str) -> Case:
-    """Into this CTA's own shared memory, the only shared::cluster memory a cluster of one has."""
-    body = (
-        _FILL + "  add.u32 %peer, %s, 2048;\n"
-        "  @%one mbarrier.arrive.expect_tx.shared.b64 _, [%bar], 2048;\n"
-        f"  @%one cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.{op}.{dtype} "
-        "[%peer], [%s], 2048, [%bar];\n" + _WAIT + "  ld.shared.v4.b32 {%f0, %f1, %f2, %f3}, [%t+2048];\n"
-        "  st.global.v4.b32 [%g], {%f0, %f1, %f2, %f3};\n"
-    )
     return _bulk(
-        f"reduce.shared.{op}.{dtype}", body, lambda src, into, x: {"into": _combine(op, dtype, into, src)},
-        _numbers(13, dtype), src=_numbers(14, dtype),
+        f"reduce.shared.{op}.{dtype}", _REMOTE.replace("{op}", f"{op}.{dtype}"),
+        lambda src, into, x: {"into": _combine(op, dtype, into, src)}, _numbers(13, dtype), src=_numbers(14, dtype),
+        cluster=2, n=2 * N,
     )  # fmt: skip
 
 

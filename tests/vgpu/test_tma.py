@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
-from tensorladder.core.tensormap import TensorMap
+from tensorladder.core.swizzle import tma_swizzle
+from tensorladder.core.tensormap import TensorMap, encode
 from tests.vgpu.ptx_kernels import Case, cases_test
 from tests.vgpu.tma_kernels import POISON, WINDOW, Copy, load_case, places, random_copy, store_case, with_map
 
@@ -216,12 +218,150 @@ def _replacements() -> list[Case]:
 
 
 def _map_words(made: TensorMap) -> np.ndarray:
-    from tensorladder.core.tensormap import encode
-
     words = np.frombuffer(encode(made), np.uint64).copy()
     words[8:] = 0  # the driver's own additions
     return np.concatenate([words, np.zeros(16, np.uint64)])
 
 
 CASES = [*_moves(), *_values(), *_reductions(), *_replacements()]
+
+
+# ---------------------------------------------------------------- clusters
+_MULTICAST = """
+  .reg .b64 %map, %x, %y; .reg .b32 %rank, %t, %bar, %win, %u, %c0, %c1; .reg .pred %one, %p; .reg .b16 %mask;
+  .shared .align 8 .b8 barrier[8];
+  .shared .align 1024 .b8 window[8192];
+  mov.u32 %rank, %cluster_ctarank; mov.u32 %t, %tid.x; setp.eq.u32 %one, %t, 0;
+  mov.u32 %bar, barrier; mov.u32 %win, window;
+  add.u64 %map, %work, 127; and.b64 %map, %map, -128; mul.wide.u32 %x, %rank, 128; add.u64 %map, %map, %x;
+  setp.lt.u32 %p, %t, 16;
+  @!%p bra COPIED;
+  mul.wide.u32 %x, %t, 8; add.u64 %y, %table, %x; ld.global.b64 %x, [%y];
+  @%one add.u64 %x, %x, %memory;
+  mul.wide.u32 %y, %t, 8; add.u64 %y, %map, %y; st.global.b64 [%y], %x;
+COPIED:
+  fence.proxy.tensormap::generic.release.gpu;
+  @%one mbarrier.init.shared.b64 [%bar], 1;
+  fence.mbarrier_init.release.cluster;
+  bar.sync 0;
+  fence.proxy.tensormap::generic.acquire.gpu [%map], 128;
+  @%one mbarrier.arrive.expect_tx.shared.b64 _, [%bar], 8192;
+  barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
+  @!%one bra WAIT;
+  mov.b16 %mask, 3; mov.u32 %c0, 0; shl.b32 %c1, %rank, 5; shl.b32 %u, %rank, 12; add.u32 %u, %win, %u;
+  cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster
+    [%u], [%map, {%c0, %c1}], [%bar], %mask;
+WAIT:
+  mbarrier.try_wait.parity.shared.b64 %p, [%bar], 0;
+  @!%p bra WAIT;
+  shl.b32 %t, %t, 2; mul.wide.u32 %x, %rank, 8192; add.u64 %y, %windows, %x;
+OUT:
+  add.u32 %u, %win, %t; ld.shared.b32 %c0, [%u]; cvt.u64.u32 %x, %t; add.u64 %x, %y, %x; st.global.b32 [%x], %c0;
+  add.u32 %t, %t, 512; setp.lt.u32 %p, %t, 8192;
+  @%p bra OUT;
+  barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
+  mov.u32 %t, %tid.x; mul.wide.u32 %y, %t, 8; add.u64 %y, %map, %y; setp.lt.u32 %p, %t, 16;
+  @%p st.global.b64 [%y], 0;
+"""
+
+
+_HALF = TensorMap(0, "f16", 2, (64, 64), (128,), (64, 32), (1, 1), swizzle=3)
+
+
+def _both(memory: np.ndarray, **_: np.ndarray) -> dict[str, np.ndarray]:
+    halves = [_swizzled(memory[4096 * k : 4096 * (k + 1)]) for k in range(2)]
+    return {"windows": np.tile(np.concatenate(halves), (2, 1))}
+
+
+def _swizzled(tile: np.ndarray) -> np.ndarray:
+    out = np.empty_like(tile)
+    out[tma_swizzle(3)(np.arange(4096))] = tile
+    return out
+
+
+CASES.append(
+    Case(
+        "load.multicast", _MULTICAST, {}, {}, _both,
+        {"table": np.frombuffer(encode(_HALF), np.uint8),
+         "work": np.zeros(512, np.uint8), "memory": _bytes(200, 8192), "windows": np.zeros((2, 8192), np.uint8)},
+        n=256, cluster=2,
+    )
+)  # fmt: skip
 test_cases = cases_test(CASES)
+
+
+# ---------------------------------------------------------------- errors
+_TRY = """.version 8.3
+.target sm_90a
+.address_size 64
+.visible .entry kernel(.param .align 64 .b8 map[192], .param .u64 memory)
+{
+  .reg .b32 %win, %bar, %x, %y; .reg .b64 %m, %g; .reg .pred %p;
+  .shared .align 1024 .b8 window[4096];
+  .shared .align 8 .b8 barrier[8];
+  mov.u32 %win, window; mov.u32 %bar, barrier; mov.b64 %m, map; cvta.param.u64 %m, %m; ld.param.u64 %g, [memory];
+  mov.u32 %x, 0; mov.u32 %y, 0;
+  mbarrier.init.shared.b64 [%bar], 1;
+  mbarrier.arrive.expect_tx.shared.b64 _, [%bar], 1024;
+{body}
+LOOP:
+  mbarrier.try_wait.parity.shared.b64 %p, [%bar], 0;
+  @!%p bra LOOP;
+  ret;
+}
+"""
+_GET = (
+    "  cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes\n"
+    "    [%win], [%m, {%x, %y}], [%bar];"
+)
+_PUT = (
+    "  cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%m, {%x, %y}], [%win];\n"
+    "  cp.async.bulk.commit_group;\n  cp.async.bulk.wait_group 0;\n  ret;"
+)
+_ADD = _PUT.replace("cp.async", "cp.reduce.async", 1).replace("cta.tile", "cta.add.tile")
+
+
+def _attempt(body: str, policy: str = "eager", raw: bytes | None = None, **changes: object) -> str:
+    """What is said of one copy of a 32 x 16 box of f16 of a 64 x 16 tensor called A."""
+    from tensorladder.core.errors import TensorladderError
+    from tensorladder.vgpu import Device, launch
+
+    device = Device("sm_90a", policy, timeout=30)
+    a = device.memory.empty("A", (16, 64), np.float16)
+    fields = {"address": a.ctypes.data, "dims": (64, 16), "strides": (128,), "box": (32, 16), "dtype": "f16"} | changes
+    made = encode(TensorMap(rank=2, element_strides=(1, 1), **fields)) if raw is None else raw
+    with pytest.raises(TensorladderError) as caught:
+        launch(_TRY.replace("{body}", body), "kernel", 1, 1, [made + bytes(64), a.ctypes.data], device=device)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("policy", ["eager", "lazy"])
+@pytest.mark.parametrize(
+    ("body", "changes", "words"),
+    [
+        ("  mov.u32 %y, 8;\n" + _GET, {"dims": (64, 40)}, "out of bounds: 2 bytes at 960 bytes past the end of A of"),
+        (_PUT, {"strides": (256,)}, "past the end of A of shape (16, 64)"),
+        (_GET.replace("[%win]", "[%win+64]"), {}, "shared address 0x440 of a bulk copy is not aligned to 128 bytes"),
+        (_GET.replace("[%win]", "[%win+4096]"), {}, "out of bounds"),
+        (_GET.replace("[%bar]", "[%win]"), {}, "is used before mbarrier.init"),
+        ("  mov.u32 %x, 4;\n" + _GET, {}, "the innermost coordinate is not at a multiple of 16 bytes"),
+        ("  mov.u32 %y, -1;\n" + _PUT, {}, "may not start at a negative coordinate"),
+        ("  add.u64 %m, %m, 32;\n" + _GET, {}, "its address is not a multiple of 64"),
+        ("  mov.u64 %m, 64;\n" + _GET, {}, "out of bounds: 64 bytes"),
+        (_GET.replace("2d", "3d").replace("%y}", "%y, %y}"), {}, "its rank is not the instruction's, 3"),
+        (_GET, {"swizzle": 1}, "the inner box exceeds the swizzle span"),
+        (_GET, {"box": (4, 16)}, "the inner box is not a multiple of 16 bytes"),
+        (_GET, {"interleave": 1}, "interleaved layouts are not modelled"),
+        (_GET, {"swizzle": 3, "swizzle_atomicity": 2}, "its swizzle mode is not modelled"),
+        (_GET, {"dtype": "s32", "box": (16, 16), "oob_nan": True}, "NaN fill needs a floating-point element type"),
+        (_GET, {"raw": b"\xff" * 128}, "its rank is not 1 to 5"),
+        (_GET, {"raw": bytes(8) + b"\x11" + bytes(119)}, "it is an im2col map, which is not modelled"),
+        (_ADD, {"dtype": "u16"}, "its element type has no such reduction"),
+        (_GET.replace("tile", "tile::gather4"), {}, "(.tile::gather4)"),
+        (_GET.replace("tile", "im2col"), {}, "(.im2col)"),
+    ],
+)  # fmt: skip
+def test_misuse_is_named(body: str, changes: dict, words: str, policy: str) -> None:
+    text = _attempt(body, policy, **changes)
+    assert words in text and "PTX line" in text, text
