@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.vgpu.ptx_kernels import Case, cases_test, ptx_of
+from tests.vgpu.ptx_kernels import Case, cases_test, compare, expected, ptx_of, run
 
 N = 256
 U32 = np.uint32
@@ -181,10 +181,10 @@ def fails(body, *words, error="KernelError", **options):
         assert word in str(caught.value), str(caught.value)
 
 
-def test_handover_under_every_schedule():
-    want = ROLES[0].reference()
-    for policy in ("lazy", "timed", "random:1", "random:2", "random:3"):
-        assert (launch(TILE + _HANDOVER, policy=policy) == want).all(), policy
+def test_every_case_under_every_schedule():
+    for case in CASES:
+        for policy in ("lazy", "timed", "random:1", "random:2", "random:3"):
+            compare(case, run(case, policy=policy), expected(case), policy)
 
 
 def test_exited_warps_and_lanes_do_not_count():
