@@ -131,8 +131,9 @@ class VirtualDevice(contextlib.nullcontext[None]):
         super().__init__()
 
 
-def _nothing(*_: Any, **__: Any) -> None:
-    pass
+def _nothing() -> Callable[..., None]:
+    """A function that does nothing: a new one each time, because torch._dynamo keeps rules by function."""
+    return lambda *_, **__: None
 
 
 def _answers(session: Session) -> dict[str, Any]:
@@ -144,7 +145,7 @@ def _answers(session: Session) -> dict[str, Any]:
     seed = torch.default_generator.manual_seed  # not torch.manual_seed, which seeds torch.cuda in turn
     seeds = {"manual_seed": seed, "manual_seed_all": seed, "seed": torch.default_generator.seed}
     return {
-        **dict.fromkeys(quiet, _nothing),
+        **{name: _nothing() for name in quiet},
         **{name: (lambda *_, **__: 0) for name in sizes},
         **seeds,
         "is_available": lambda: True,
@@ -182,9 +183,9 @@ def torch_facade(session: Session) -> Iterator[None]:
     replaced += [
         (torch, "set_default_device", set_default_device),
         (torch.version, "cuda", "13.0"),
-        (torch.cuda.nvtx, "range_push", _nothing),
-        (torch.cuda.nvtx, "range_pop", _nothing),
-        (torch.cuda.nvtx, "mark", _nothing),
+        (torch.cuda.nvtx, "range_push", _nothing()),
+        (torch.cuda.nvtx, "range_pop", _nothing()),
+        (torch.cuda.nvtx, "mark", _nothing()),
         (torch, "Generator", VirtualGenerator),
     ]
     before = [(owner, name, getattr(owner, name, None)) for owner, name, _ in replaced]
