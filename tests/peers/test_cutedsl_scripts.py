@@ -32,8 +32,10 @@ CUTLASS = [
      f"--batch_size 1 --seqlen_q 256 --seqlen_k 256 --num_head 1 --is_causal {ONCE}"),
     (f"{HOPPER}/cta_norm/cta_norm.py", "sm_90a", "--M 64 --N 1024"),
     (f"{HOPPER}/cta_norm/cta_norm.py", "sm_90a", "--M 64 --N 1024 --norm_type rms"),
-    (f"{TUTORIALS}/inline_ptx.py", "sm_90a", ""),
-    (f"{TUTORIALS}/call_from_jit.py", "sm_90a", ""),
+    (f"{AMPERE.replace('kernel', 'tutorial')}/elementwise_add_autotune.py", "sm_80", ""),
+    *((f"{TUTORIALS}/{name}.py", "sm_90a", "") for name in (
+        "inline_ptx", "call_from_jit", "call_bypass_dlpack", "dynamic_smem_size", "smem_allocator",
+        "programmatic_dependent_launch", "torch_fake_tensor", "tvm_ffi/jit_and_use_in_torch")),
     *((f"{PRIMITIVES}/{name}.py", "sm_90a", "") for name in (
         "async_pipeline", "bar_warp_sync", "barrier_cta_red", "barrier_cta_sync", "basic_types", "cp_async_bulk",
         "cp_async_bulk_prefetch", "cp_async_mbarrier_arrive_cta", "cp_async_shared_global",

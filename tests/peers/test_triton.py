@@ -16,6 +16,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tensorladder.core.errors import Unsupported
 from tensorladder.vgpu import launch
 
 pytestmark = pytest.mark.peers
@@ -79,7 +80,9 @@ def test_softmax(checkout, rng, capability) -> None:
 
 MATMUL = [
     ("fp16", np.float16, 80, ""), ("fp16", np.float16, 80, "leaky_relu"), ("bf16", ml_dtypes.bfloat16, 80, ""),
-    ("fp32", np.float32, 80, ""), ("fp8e5", ml_dtypes.float8_e5m2, 80, ""), ("fp16", np.float16, 90, ""),
+    ("fp32", np.float32, 80, ""), ("fp8e5", ml_dtypes.float8_e5m2, 80, ""),
+    # on sm_90a it is wgmma: refused by name as long as that is not modelled
+    pytest.param("fp16", np.float16, 90, "", marks=pytest.mark.xfail(raises=Unsupported)),
 ]  # fmt: skip
 
 
