@@ -260,20 +260,22 @@ def test_misuse_is_named(body: str, words: str) -> None:
 
 @pytest.mark.parametrize("policy", ["eager", "lazy", "timed", "random:5"])
 @pytest.mark.parametrize(
-    ("body", "words"),
+    ("body", "words", "last"),
     [
-        (_INIT + _WAIT.replace("{parity}", "0"), "still owed: 1 arrivals, 0 bytes"),
+        (_INIT + _WAIT.replace("{parity}", "0"), "still owed: 1 arrivals, 0 bytes", "; nobody has arrived there"),
         (_INIT + "  @%one mbarrier.arrive.expect_tx.shared.b64 _, [%bar], 48;\n"
          "  @%one mbarrier.complete_tx.relaxed.cta.shared.b64 [%bar], 32;\n" + _WAIT.replace("{parity}", "0"),
-         "still owed: 0 arrivals, 16 bytes"),
+         "still owed: 0 arrivals, 16 bytes",
+         "last arrival there: warp 0, mbarrier.complete_tx.relaxed.cta.shared.b64 (PTX line"),
         (_INIT + "  @%one mbarrier.arrive.shared.b64 _, [%bar];\n  bar.sync 0;\n" + _WAIT.replace("{parity}", "1"),
-         "for phase parity 1 (it is in phase 1; still owed: 1 arrivals"),
+         "for phase parity 1 (it is in phase 1; still owed: 1 arrivals",
+         "last arrival there: warp 0, mbarrier.arrive.shared.b64 (PTX line"),
     ],
 )  # fmt: skip
-def test_a_hang_says_who_waits_and_what_is_owed(body: str, words: str, policy: str) -> None:
+def test_a_hang_says_who_waits_and_what_is_owed(body: str, words: str, last: str, policy: str) -> None:
     text = _fails(body, 64, policy=policy)
     assert "hangs: warps 0, 1 of CTA (0, 0, 0) wait on the mbarrier at shared+0x400" in text, text
-    assert words in text and "mbarrier.try_wait" in text, text
+    assert words in text and last in text and "mbarrier.try_wait" in text, text
 
 
 def test_what_is_not_modelled_is_refused_by_name() -> None:

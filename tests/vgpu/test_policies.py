@@ -218,3 +218,24 @@ def test_a_lazy_store_reads_its_source_late() -> None:
         for policy in ("eager", "lazy"):
             first[wait != "", policy] = float(_run(text.replace("{wait}", wait), policy)[1][0, 0])
     assert first == {(False, "eager"): 2.0, (False, "lazy"): 1.0, (True, "eager"): 2.0, (True, "lazy"): 2.0}
+
+
+def test_the_checked_variant_records_arrivals_issues_effects_and_waits() -> None:
+    from tensorladder.vgpu.machine import hooks, layout
+
+    src, dst = _arrays()
+    device = Device("sm_90a", "lazy", timeout=30, checked=True)
+    device.memory.attach("src", src)
+    device.memory.attach("dst", dst)
+    shape = (64, TILES * 32), (128,), (64, 32), (1, 1)
+    maps = [encode(TensorMap(a.ctypes.data, "f16", 2, *shape)) for a in (src, dst)]
+    launch(_pipeline(), "kernel", 1, 64, [*maps, src, dst], device=device)
+    (events,) = device.events
+    kinds = events[:, 0]
+    assert (kinds == hooks.EVENT_ISSUE).sum() == 2 * TILES  # a load and a store a tile
+    assert (kinds == hooks.EVENT_EFFECT).sum() == 2 * TILES
+    assert (kinds == hooks.EVENT_ARRIVE).sum() >= 3 * TILES  # expect_tx, the bytes, the slot given back; and bar.sync
+    assert (kinds == hooks.EVENT_WAIT).any()
+    issued = events[kinds == hooks.EVENT_ISSUE]
+    assert set(issued[:, 7]) == {layout.OP_TMA_LOAD, layout.OP_TMA_STORE}
+    assert np.array_equal(dst, src + src)

@@ -19,6 +19,8 @@ COUNT_MASK = (1 << 20) - 1
 TX_MASK = (1 << 21) - 1
 TX_LIMIT = (1 << 20) - 1
 _PENDING, _EXPECTED, _TX = 1, 21, 41
+#: entries of a CTA's ring of arrivals
+RING = L.SHARED_RESERVED // 16 - 1
 
 #: flags of tl_mbar_arrive
 ARRIVE_EXPECT_TX, ARRIVE_DROP, ARRIVE_NO_COMPLETE = 1, 2, 4
@@ -70,6 +72,22 @@ def mbarrier_at(w, space, address, initialised, iid, lane):
 
 
 @helper
+def note(w, address, iid, lane):
+    """Remember who changed an mbarrier last, for messages: a ring in the reserved first KB of its CTA's window.
+
+    At its start the number of the newest entry (-1: none), from byte 16 on 16 bytes an entry: place << 32 | iid, then
+    rank << 32 | warp << 8 | lane.
+    """
+    cta = cta_of_rank(w, (address & 0xFFFFFFFF) >> L.RANK_SHIFT)
+    ring = ld64(cta + L.C_SHARED)
+    newest = ld64(ring) + 1
+    st64(ring, newest)
+    entry = ring + 16 + 16 * (newest % RING)
+    st64(entry, ((address & 0xFFFFFF) << 32) | iid)
+    st64(entry + 8, (ld64(w + L.W_RANK) << 32) | (ld64(w + L.W_WARPID) << 8) | lane)
+
+
+@helper
 def tx_of(word):
     """The signed transaction count of a word."""
     tx = (word >> _TX) & TX_MASK
@@ -90,6 +108,7 @@ def settle(host, phase, pending, expected, tx):
 @helper
 def arrive(w, host, address, count, expect, flags, iid, lane):
     """`count` arrivals, after raising the transaction count by `expect`. The word before; -1: error recorded."""
+    note(w, address, iid, lane)
     word = ld64(host)
     pending = (word >> _PENDING) & COUNT_MASK
     expected = (word >> _EXPECTED) & COUNT_MASK
@@ -114,6 +133,7 @@ def arrive(w, host, address, count, expect, flags, iid, lane):
 @helper
 def add_tx(w, host, address, amount, iid, lane):
     """Raise (expect-tx) or lower (complete-tx) the transaction count. False: it overflows, error recorded."""
+    note(w, address, iid, lane)
     word = ld64(host)
     tx = tx_of(word) + amount
     if tx > TX_LIMIT or tx < -TX_LIMIT:

@@ -148,7 +148,24 @@ def _warp_waits(compiled, unit, slot: int, n: int):
         where = source(compiled, compiled.low.block_iids[pc]) if pc < len(compiled.low.block_iids) else ""
         blocked = source(compiled, iid)
         who = "" if lanes == live else f" (lanes {lanes:#x})"
+        if kind in (L.WAIT_MBAR, L.WAIT_MBAR_STATE):
+            where += _last_arrival(compiled, x - unit.ctas[slot * L.C_BYTES + L.C_SHARED], unit, slot)
         yield (_describe_wait(kind, x, y, unit, slot, where, blocked) + who,)
+
+
+def _last_arrival(compiled, place: int, unit, slot: int) -> str:
+    """Who changed the mbarrier at `place` of the window last (machine.mbarrier.note)."""
+    ring = np.ctypeslib.as_array((ctypes.c_int64 * (L.SHARED_RESERVED // 8)).from_address(
+        unit.ctas[slot * L.C_BYTES + L.C_SHARED]
+    ))  # fmt: skip
+    entries = ring[2:].reshape(-1, 2)
+    newest = int(ring[0])
+    for n in range(newest, max(newest - len(entries), -1), -1):
+        what, who = (int(x) for x in entries[n % len(entries)])
+        if what >> 32 == place:
+            far = "" if who >> 32 == unit.ctas[slot * L.C_BYTES + L.C_RANK] else f" of the cluster's CTA {who >> 32}"
+            return f"; last arrival there: warp {who >> 8 & 0xFFFFFF}{far}, {source(compiled, what & 0xFFFFFFFF)}"
+    return "; nobody has arrived there" if newest < len(entries) else ""
 
 
 def _describe_wait(kind: int, a: int, b: int, unit, slot: int, where: str, blocked: str) -> str:
