@@ -45,7 +45,7 @@ def random_codes(rng: np.random.Generator, shape: tuple[int, ...], ty: str) -> n
 
 
 def pack(matrix: np.ndarray, bits: int, rows: list[np.ndarray], cols: list[list[np.ndarray]]) -> np.ndarray:
-    """Fragment registers (register, lane) from a matrix of codes; cols[r] are the columns of the elements of register r."""
+    """Fragment registers (register, lane) from a matrix of codes; cols[r]: columns of the elements of register r."""
     out = np.zeros((len(rows), 32), np.uint64)
     for r, row in enumerate(rows):
         for e, col in enumerate(cols[r]):
@@ -84,12 +84,13 @@ def kernel(f: Mma) -> str:
         for r in range(n):
             body.append(f"ld.global.{reg} %{name}{r}, [%in+{at * 32 * size}];")
             at += 1
-    names = {k: "{" + ", ".join(f"%{k}{r}" for r in range(n)) + "}" for k, n in (("a", na), ("b", nb), ("c", nc), ("d", nd))}
+    names = {
+        k: "{" + ", ".join(f"%{k}{r}" for r in range(n)) + "}" for k, n in (("a", na), ("b", nb), ("c", nc), ("d", nd))
+    }
     types = "f64.f64.f64.f64" if wide else f"{f.d}.{f.a}.{f.b}.{f.c}"
     sat = ".satfinite" if f.satfinite else ""
-    body.append(
-        f"mma.sync.aligned.m{f.m}n{f.n}k{f.k}.row.col{sat}.{types} {names['d']}, {names['a']}, {names['b']}, {names['c']};"
-    )
+    operands = ", ".join(names[k] for k in "dabc")
+    body.append(f"mma.sync.aligned.m{f.m}n{f.n}k{f.k}.row.col{sat}.{types} {operands};")
     body += [f"st.global.{reg} [%out+{r * 32 * size}], %d{r};" for r in range(nd)]
     decl = "".join(f".reg .{reg} %{k}<{n}>;\n" for k, n in (("a", na), ("b", nb), ("c", nc), ("d", nd)))
     nl = "\n"
