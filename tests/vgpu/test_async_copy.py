@@ -189,7 +189,9 @@ def _to_global(op: str, dtype: str) -> Case:
 
 
 #: CTA 0 reduces its first 2048 bytes into the second ones of CTA 1 (an H200 refuses to do so within one CTA)
-_REMOTE = _FILL + """
+_REMOTE = (
+    _FILL
+    + """
   .reg .pred %first, %send; .reg .b32 %rank, %far;
   mov.u32 %rank, %cluster_ctarank; setp.eq.u32 %first, %rank, 0; and.pred %send, %first, %one;
   @%one mbarrier.arrive.expect_tx.shared.b64 _, [%bar], 2048;
@@ -204,6 +206,7 @@ LOOP:
 SENT:
   barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
 """
+)
 
 
 def _to_shared(op: str, dtype: str) -> Case:

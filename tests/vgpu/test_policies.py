@@ -29,7 +29,9 @@ _HEAD = """.version 8.3
   mov.u32 %in, data; mov.u32 %full, bars; add.u32 %empty, %full, 16;
 """
 #: warp 1 loads tiles into two slots, warp 0 doubles them in place and stores them
-_PIPELINE = _HEAD + """
+_PIPELINE = (
+    _HEAD
+    + """
   @!%one bra READY;
   mbarrier.init.shared.b64 [%full], 1; mbarrier.init.shared.b64 [%full+8], 1;
   mbarrier.init.shared.b64 [%empty], 1; mbarrier.init.shared.b64 [%empty+8], 1;
@@ -82,10 +84,13 @@ LOADED:
   ret;
 }
 """
+)
 _GOOD = {"{read}": "cp.async.bulk.wait_group.read 0;", "{bytes}": "4096",
          "{acquire}": "mbarrier.try_wait.parity.shared.b64 %go, [%a], %parity;\n  @!%go bra EMPTY;"}  # fmt: skip
 #: every thread copies 16 bytes at a time through two slots of shared memory
-_CP_ASYNC = _HEAD + """
+_CP_ASYNC = (
+    _HEAD
+    + """
   shl.b32 %o, %t, 4; add.u32 %in, %in, %o; cvt.u64.u32 %n, %o; add.u64 %g, %g, %n; add.u64 %h, %h, %n;
   .reg .b32 %w<4>;
   cp.async.cg.shared.global [%in], [%g], 16; cp.async.commit_group;
@@ -105,6 +110,7 @@ NEXT:
   ret;
 }
 """
+)
 
 
 def _arrays() -> tuple[np.ndarray, np.ndarray]:
@@ -199,7 +205,9 @@ def test_a_broken_protocol_hangs_with_what_is_owed(changes: dict[str, str], word
 
 def test_a_lazy_store_reads_its_source_late() -> None:
     """Without wait_group.read, what overwrites the source is what gets stored."""
-    text = _HEAD + """
+    text = (
+        _HEAD
+        + """
   st.shared.b32 [%in], 0x40004000;
   fence.proxy.async;
   bar.sync 0;
@@ -213,6 +221,7 @@ def test_a_lazy_store_reads_its_source_late() -> None:
   ret;
 }
 """
+    )
     first = {}
     for wait in ("", "@%one cp.async.bulk.wait_group.read 0;"):
         for policy in ("eager", "lazy"):
