@@ -1,4 +1,4 @@
-"""`python -m benchmarks [NAME ...] [--json] [--quick] [--tinygrad FILE]`: measure, print a table, exit 1 if a claim fails."""
+"""`python -m benchmarks [NAME ...] [--json] [--quick] [--tinygrad FILE]`: measure, print, exit 1 if a claim fails."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import json
 import os
 import platform
 import sys
+from collections.abc import Sequence
 
 from benchmarks import vgpu
+from benchmarks.timing import Options, cores
+from tensorladder.core.errors import TensorladderError
 
 
 def machine() -> dict:
@@ -22,20 +25,20 @@ def machine() -> dict:
     load = os.getloadavg()[0]
     return {
         "cpu": model,
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": cores(),
         "python": platform.python_version(),
         "load": round(load, 2),
     }
 
 
-def main() -> int:
-    """Run the benchmarks that were named, or all."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmarks that `arguments` (default: the command line's) name, or all; the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(vgpu.BENCHMARKS)}")
     parser.add_argument("--json", action="store_true", help="one object a line")
     parser.add_argument("--quick", action="store_true", help="a quarter of the size a side: a smoke test, no claims")
     parser.add_argument("--tinygrad", metavar="FILE", help="tinygrad's test/mockgpu/nv/emu.py, to compare with")
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
     unknown = [n for n in args.names if n not in vgpu.BENCHMARKS]
     if unknown:
         print(f"benchmarks: no benchmark {unknown[0]!r}: choose from {', '.join(vgpu.BENCHMARKS)}", file=sys.stderr)
@@ -44,9 +47,13 @@ def main() -> int:
     print(json.dumps({"machine": host}) if args.json else f"{host['cpu']}, {host['cores']} cores, load {host['load']}")
     failed = 0
     for name in args.names or vgpu.BENCHMARKS:
-        for row in vgpu.BENCHMARKS[name](vgpu.Options(args.quick, args.tinygrad)):
-            failed += row["ok"] is False
-            print(json.dumps(row) if args.json else _line(row), flush=True)
+        try:
+            for row in vgpu.BENCHMARKS[name](Options(args.quick, args.tinygrad)):
+                failed += row["ok"] is False
+                print(json.dumps(row) if args.json else _line(row), flush=True)
+        except TensorladderError as e:
+            print(f"benchmarks: {name}: {e}", file=sys.stderr)
+            return e.exit_code
     return 1 if failed else 0
 
 

@@ -221,7 +221,8 @@ def examine(case: Case, arrays: Mapping[str, np.ndarray] | None = None) -> Judge
     """
     arrays = case.arrays if arrays is None else arrays
     reference, bounds = case.reference(), case.bounds()
-    error, wrong = 0.0, {}
+    error = 0.0
+    wrong: dict[str, tuple[int, Shape]] = {}
     for name in case.outputs:
         got = np.asarray(arrays[name]).astype(np.float64)
         # Not `>`: a NaN has to count as wrong.

@@ -240,7 +240,7 @@ def _pairs(e: Emitter, i: Instr, to: str, ty: str) -> None:
     low, high = _pair_source(e, i, ty)
     if to in _WORDS:
         parts = [smallfp.halves(e, x, to.removesuffix("x2"), mode, **flags) for x in (low, high)]
-        e.set(i.operands[0], fp.pack(e, *parts, 16), "b32")
+        e.set(i.operands[0], fp.pack(e, parts[0], parts[1], 16), "b32")
         return
     if to != "ue8m0x2" and mode != "rn":
         raise Unsupported(f"{i.text} (.{mode})")

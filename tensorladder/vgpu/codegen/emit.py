@@ -164,7 +164,7 @@ class Emitter:
         value = self.cache.get(reg)
         if value is None:
             if reg not in self.slots:  # never written on any path: poison
-                value = self.splat(ivec(reg.bits), 0) if reg.bits == 1 else self.splat(ivec(reg.bits), _poison(reg.bits))
+                value = self.splat(ivec(reg.bits), 0 if reg.bits == 1 else _poison(reg.bits))
             elif reg.bits == 1:
                 raw = self.op(f"load i32, ptr {self.slot_ptr(reg)}")
                 value = self.op(f"bitcast i32 {raw} to <32 x i1>")

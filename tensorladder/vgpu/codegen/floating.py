@@ -106,7 +106,7 @@ def _packed(e: Emitter, i: Instr) -> None:
     for k in range(2):
         args = [fp.from_bits(e, pair[k], "f32") for pair in pairs]
         halves.append(fp.bits_of(e, _compute(e, i.op, "f32", mods, args), "f32"))
-    e.set(i.operands[0], fp.pack(e, *halves, 32), "b64")
+    e.set(i.operands[0], fp.pack(e, halves[0], halves[1], 32), "b64")
 
 
 def _mixed(e: Emitter, i: Instr) -> None:

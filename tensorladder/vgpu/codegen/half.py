@@ -34,7 +34,7 @@ def elements(e: Emitter, operand: object, ty: str) -> list[str]:
 def store(e: Emitter, operand: object, parts: list[str], ty: str) -> None:
     """Write elements to a result."""
     if ty.endswith("x2"):
-        e.set(operand, fp.pack(e, *parts, 16), "b32")
+        e.set(operand, fp.pack(e, parts[0], parts[1], 16), "b32")
     else:
         e.set(operand, parts[0], "b16")
 
@@ -123,7 +123,7 @@ _WIDE = {"add": _simple("fadd"), "sub": _simple("fsub"), "mul": _mul, "fma": _fm
 def _extreme(e: Emitter, op: str, kind: str, mods: frozenset[str], wide: list[str], args: list[str]) -> str:
     if "abs" in mods:
         wide = [fp.absolute(e, a, "f32") for a in wide]
-    value = fp.extreme(e, op, *wide, "f32", "NaN" in mods)
+    value = fp.extreme(e, op, wide[0], wide[1], "f32", "NaN" in mods)
     bits = fp.narrow(e, value, kind)
     if "xorsign" in mods:
         sign = e.op(f"and {fp.I16} {e.op(f'xor {fp.I16} {args[0]}, {args[1]}')}, {e.splat(fp.I16, 0x8000)}")

@@ -1,14 +1,15 @@
 """A kernel to LLVM IR: one function that runs a warp until it blocks, yields or exits.
 
 Every block is emitted twice. The *converged* form (`c`) runs when all live lanes are together: register writes need no
-mask and straight-line code runs through meetings. The *diverged* form (`d`) runs a lane group under a mask; at each join
-it goes back to `tl_pick`, which runs the group with the lowest block number, so that groups meet again at
+mask and straight-line code runs through meetings. The *diverged* form (`d`) runs a lane group under a mask; at each
+join it goes back to `tl_pick`, which runs the group with the lowest block number, so that groups meet again at
 post-dominators.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from tensorladder.core.errors import Unsupported, UsageError
 from tensorladder.vgpu.codegen import loads, table
@@ -224,7 +225,7 @@ yielded:
     def heads(self) -> dict[int, None]:
         """Blocks where converged code can start: all but meetings that are only fallen into."""
         blocks = self.graph.blocks
-        heads = {}
+        heads: dict[int, Any] = {}
         for b in blocks:
             alone = b.number > 0 and len(b.preds) == 1 and blocks[b.preds[0]].term is None
             if not (b.meeting and alone and b.preds[0] < b.number):

@@ -1,8 +1,8 @@
 """Neighbouring loads of a block as one access a lane.
 
-Unrolled loops load [p], [p+4], [p+8], ... one by one. A lane's cache line is touched once, and its address checked once,
-when they are done together at the place of the first: no other warp runs within a block, and nothing between them may
-write memory.
+Unrolled loops load [p], [p+4], [p+8], ... one by one. A lane's cache line is touched once, and its address checked
+once, when they are done together at the place of the first: no other warp runs within a block, and nothing between
+them may write memory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Warp-level matrix instructions (PTX ISA, "Warp Level Matrix Instructions"): ldmatrix, stmatrix, movmatrix, mma.sync."""
+"""Warp-level matrix instructions (PTX ISA, "Warp Level Matrix Instructions"): ldmatrix, stmatrix, movmatrix, mma."""
 
 from __future__ import annotations
 
@@ -85,7 +85,8 @@ def _mma_form(i: Instr):
     return MMAS[key]
 
 
-@instruction("mma", kind="meet", forms="sync dense: f16, bf16, tf32, e4m3/e5m2, s8/u8, f64 in every shape but m8n8k4 f16",
+@instruction("mma", kind="meet",
+             forms="sync dense: f16, bf16, tf32, e4m3/e5m2, s8/u8, f64 in every shape but m8n8k4 f16",
              refused="sparse (mma.sp), b1, s4/u4, e2m3/e3m2/e2m1, block scale, f16 m8n8k4")  # fmt: skip
 def mma(e: Emitter, i: Instr) -> None:
     """Multiply and accumulate fragments."""

@@ -77,7 +77,8 @@ def _arrive(e: Emitter, i: Instr) -> None:
     flags = M.ARRIVE_DROP if i.mods[0] == "arrive_drop" else 0
     flags |= M.ARRIVE_NO_COMPLETE if "noComplete" in i.mods else 0
     address = e.spill(e.address(mem), "<32 x i64>", 0)
-    count, expect = 0, 0
+    count: int | str = 0
+    expect: int | str = 0
     if "expect_tx" in i.mods:
         flags |= M.ARRIVE_EXPECT_TX
         expect = wide(e, rest[0], "u32", 2)

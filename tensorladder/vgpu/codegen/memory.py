@@ -18,9 +18,11 @@ _SPACES = {
 _VECTORS = {"v2": 2, "v4": 4, "v8": 8}
 #: orderings, scopes, caching and eviction hints: no effect on values in a machine that runs one access at a time
 _HINTS = {
-    "weak", "relaxed", "acquire", "release", "volatile", "mmio", "cta", "cluster", "gpu", "sys", "ca", "cg", "cs", "lu", "cv",
+    "weak", "relaxed", "acquire", "release", "volatile", "mmio", "cta", "cluster", "gpu", "sys",
+    "ca", "cg", "cs", "lu", "cv",
     "wb", "wt", "nc", "L1::evict_normal", "L1::evict_unchanged", "L1::evict_first", "L1::evict_last", "L1::no_allocate",
-    "L2::evict_first", "L2::evict_last", "L2::evict_normal", "L2::cache_hint", "L2::64B", "L2::128B", "L2::256B", "unified",
+    "L2::evict_first", "L2::evict_last", "L2::evict_normal", "L2::cache_hint", "L2::64B", "L2::128B", "L2::256B",
+    "unified",
 }  # fmt: skip
 
 
@@ -52,7 +54,9 @@ def _space_of(e: Emitter, i: Instr, mem: Mem, space: int) -> int:
     return space
 
 
-@instruction("ld", "ldu", forms="all spaces, vectors and types; cache, eviction and prefetch hints; volatile to acquire")
+@instruction("ld", "ldu",
+             forms="all spaces, vectors and types; cache, eviction and prefetch hints; "
+             "volatile to acquire")  # fmt: skip
 def ld(e: Emitter, i: Instr) -> None:
     """Load."""
     space, count, ty = split(i)
@@ -117,6 +121,7 @@ def split128(e: Emitter, value: str) -> tuple[str, str]:
 
 def _ld_param(e: Emitter, mem: Mem, items: tuple, ty: str) -> None:
     """A kernel parameter: one load for the whole warp."""
+    assert isinstance(mem.base, Sym)
     place = e.symbols[mem.base.name][1] + mem.offset
     base = e.once("params", lambda: e.op(f"load ptr, ptr {e.warp_ptr(L.W_PARAMS)}"))
     bits = max(TYPE_BITS[ty], 8)
@@ -128,7 +133,8 @@ def _ld_param(e: Emitter, mem: Mem, items: tuple, ty: str) -> None:
 
 
 @instruction("st", results=0, forms="all spaces, vectors and types; cache and eviction hints; volatile to release; "
-             "st.async to shared::cluster with an mbarrier", refused="st.async.release (to global memory), st.bulk")  # fmt: skip
+             "st.async to shared::cluster with an mbarrier",
+             refused="st.async.release (to global memory), st.bulk")  # fmt: skip
 def st(e: Emitter, i: Instr) -> None:
     """Store."""
     if "async" in i.mods:
@@ -148,7 +154,8 @@ def st(e: Emitter, i: Instr) -> None:
         else:
             e.spill(value, vec(ty), 1 + n)
     address = e.spill(e.address(mem), "<32 x i64>", 0)
-    e.call("tl_st", space, address, e.active(), e.scratch_address(1), bits // 8 // per, count * per, e.iid, fallible=True)
+    values = e.scratch_address(1)
+    e.call("tl_st", space, address, e.active(), values, bits // 8 // per, count * per, e.iid, fallible=True)
     hook(e, "write", space, bits // 8 * count)
 
 
@@ -230,7 +237,8 @@ def isspacep(e: Emitter, i: Instr) -> None:
     e.set(i.operands[0], e.op(f"icmp eq <32 x i64> {window}, {e.splat('<32 x i64>', _WINDOWS[space])}"), "pred")
 
 
-@instruction("prefetch", "prefetchu", "applypriority", "discard", "createpolicy", results=lambda i: int(i.op == "createpolicy"),
+@instruction("prefetch", "prefetchu", "applypriority", "discard", "createpolicy",
+             results=lambda i: int(i.op == "createpolicy"),
              forms="all: cache hints without effect on values; createpolicy gives an opaque policy")  # fmt: skip
 def cache_hint(e: Emitter, i: Instr) -> None:
     """Cache control. `discard` makes the line's content undefined, which keeping it satisfies."""

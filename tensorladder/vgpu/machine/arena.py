@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -54,7 +55,7 @@ class Memory:
         self._at = start + size + GAP
         return start
 
-    def empty(self, name: str, shape: tuple[int, ...] | int, dtype: object, order: str = "C") -> np.ndarray:
+    def empty(self, name: str, shape: tuple[int, ...] | int, dtype: Any, order: str = "C") -> np.ndarray:
         """A poisoned array of `shape` and `dtype` inside the arena; `order` is "C" or "F"."""
         dtype = np.dtype(dtype)
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
@@ -90,7 +91,7 @@ class Memory:
         shape: tuple[int, ...] | None = None,
         strides: tuple[int, ...] | None = None,
         itemsize: int = 1,
-        keep: object = None,
+        keep: Any = None,
     ) -> None:
         """Let kernels access [start, end)."""
         self._add(Range(start, end, name, writable, keep, strides, shape, itemsize))
@@ -129,7 +130,7 @@ class Memory:
         """Where an address is, in a person's words: the array and index it hits, or what lies nearest."""
         starts = [r.start for r in self.ranges]
         k = bisect.bisect_right(starts, address) - 1
-        near = [r for r in self.ranges[max(k, 0) : k + 2]]
+        near = list(self.ranges[max(k, 0) : k + 2])
         inside = next((r for r in near if r.start <= address < r.end), None)
         if inside is not None:
             return f"{inside.name}{_index(inside, address - inside.start)}"
@@ -152,6 +153,7 @@ def _index(r: Range, offset: int) -> str:
         return f"+{offset}"
     index = [0] * len(r.shape)
     rest = offset
-    for axis in sorted(range(len(r.shape)), key=lambda a: -r.strides[a]):
-        index[axis], rest = divmod(rest, r.strides[axis])
+    strides = r.strides
+    for axis in sorted(range(len(r.shape)), key=lambda a: -strides[a]):
+        index[axis], rest = divmod(rest, strides[axis])
     return "[" + ", ".join(map(str, index)) + "]"

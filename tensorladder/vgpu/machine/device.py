@@ -105,7 +105,8 @@ class Device:
         low = compiled.low
         if len(launch.params) < low.param_bytes:
             raise UsageError(
-                f"kernel {launch.kernel}: {len(launch.params)} parameter bytes given, its .param list takes {low.param_bytes}"
+                f"kernel {launch.kernel}: {len(launch.params)} parameter bytes given, "
+                f"its .param list takes {low.param_bytes}"
             )
         limits = archs.KernelLimits(
             static_smem=low.static_shared,
@@ -249,7 +250,8 @@ class _Run:
     def _work(self, rt) -> None:
         """Run the workers in threads (the calls release the GIL) and wait, with the time-out."""
         self.timed_out = False
-        if len(self.units) == 1 and self.device.timeout is None and threading.current_thread() is not threading.main_thread():
+        in_thread = threading.current_thread() is not threading.main_thread()
+        if len(self.units) == 1 and self.device.timeout is None and in_thread:
             rt.call("tl_worker", self.units[0].words.address)
             return
         threads = [

@@ -12,7 +12,7 @@ EVENT_READ, EVENT_WRITE, EVENT_ATOMIC, EVENT_ARRIVE, EVENT_ISSUE, EVENT_EFFECT, 
 
 @helper
 def record(w, what, a, b, lanes, iid):
-    """Append (what, CTA, warp, clock, instruction, lanes, a, b) where the checked variant runs; past the end, count only."""
+    """Append (what, CTA, warp, clock, instruction, lanes, a, b) in the checked variant; past the end, count only."""
     launch = ld64(w + L.W_LAUNCH)
     events = ld64(launch + L.L_HOOKS)
     if events == 0:

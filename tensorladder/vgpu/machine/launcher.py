@@ -45,7 +45,8 @@ def _param_bytes(p, arg: object, kernel: str) -> bytes:
     elif isinstance(arg, bool | int):
         data = (int(arg) & ((1 << (8 * p.size)) - 1)).to_bytes(p.size, "little")
     else:
-        raise UsageError(f"kernel {kernel}: argument {p.name} is a {type(arg).__name__}; give numpy arrays, numbers or bytes")
+        given = type(arg).__name__
+        raise UsageError(f"kernel {kernel}: argument {p.name} is a {given}; give numpy arrays, numbers or bytes")
     if len(data) != p.size:
         raise UsageError(f"kernel {kernel}: parameter {p.name} has {p.size} bytes, the argument {len(data)}")
     return data
@@ -69,15 +70,16 @@ def launch(
 ) -> Device:
     """Run a kernel of a PTX module on numpy arrays, in place; gives the device.
 
-    args: numpy arrays (passed by address; the kernel may access just their bytes), numbers (converted to the parameter's
-    size; a float for .f16, .f32 and .f64 sizes), or bytes. arch: default the module's .target. Raises UsageError for bad
-    arguments, KernelError for what hardware would fault on, Unsupported for what is not modelled.
+    args: numpy arrays (passed by address; the kernel may access just their bytes), numbers (converted to the
+    parameter's size; a float for .f16, .f32 and .f64 sizes), or bytes. arch: default the module's .target. Raises
+    UsageError for bad arguments, KernelError for what hardware would fault on, Unsupported for what is not modelled.
     """
     from tensorladder.vgpu.ptx import parse
 
     module = parse(ptx_text)
     if kernel not in module.kernels:
-        raise UsageError(f"kernel {kernel!r} is not in the PTX module (it has: {', '.join(sorted(module.kernels)) or 'none'})")
+        names = ", ".join(sorted(module.kernels)) or "none"
+        raise UsageError(f"kernel {kernel!r} is not in the PTX module (it has: {names})")
     device = device or Device(arch or module.target, policy, seed, checked, timeout)
     for n, arg in enumerate(args):
         if isinstance(arg, np.ndarray):

@@ -1,8 +1,8 @@
 """Memory layout of the machine's state: byte offsets shared by generated code and the native runtime.
 
 Everything is plain memory, addressed in bytes, so that code from the PTX compiler and from numba see the same thing.
-All scalar fields are 64-bit. `W_` a warp, `C_` a CTA, `L_` a launch as one worker sees it, `U_` a unit (the CTAs that one
-scheduler runs together), `A_` an asynchronous operation.
+All scalar fields are 64-bit. `W_` a warp, `C_` a CTA, `L_` a launch as one worker sees it, `U_` a unit (the CTAs that
+one scheduler runs together), `A_` an asynchronous operation.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The native runtime, written in Python: numba compiles `@export`ed functions to one object file, kept on disk.
 
-All parameters and results are 64-bit integers (addresses included). The object is loaded through llvmlite alone; once it
-is in the cache, numba is not even imported. The cache key holds a hash of the engine's source, since numba's own
+All parameters and results are 64-bit integers (addresses included). The object is loaded through llvmlite alone; once
+it is in the cache, numba is not even imported. The cache key holds a hash of the engine's source, since numba's own
 cache does not see edits in functions that a cached function calls.
 """
 
@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from tensorladder.core.cache import cached_bytes
 from tensorladder.core.errors import MissingExtra
@@ -27,7 +28,7 @@ MODULES = ("memory", "atomics", "lanes", "warps", "barriers", "calls", "mbarrier
 #: what compiled code may call besides: memset and friends, mathematical functions, conversions of half floats
 _LIBRARIES = ("libc.so.6", "libm.so.6", "libgcc_s.so.1")
 
-_EXPORTS: dict[str, tuple[Callable, int]] = {}
+_EXPORTS: dict[str, tuple[Any, int]] = {}  # name -> (numba dispatcher, parameters)
 
 
 def export(fn: Callable) -> Callable:
@@ -120,7 +121,7 @@ def _build() -> bytes:
     for name in MODULES:
         importlib.import_module(f"tensorladder.vgpu.machine.{name}")
     target_machine()
-    merged = None
+    merged: Any = None
     wrappers = []
     for name, (fn, count) in sorted(_EXPORTS.items()):
         with _front_end_only():

@@ -147,7 +147,7 @@ def groups_done(w, kind, group, lanes):
         if kind == L.WAIT_CP:
             if is_cp:
                 return False
-        elif of == L.OP_TMA_STORE or of == L.OP_TMA_REDUCE or of == L.OP_BULK_S2G or of == L.OP_BULK_REDUCE:
+        elif of == L.OP_TMA_STORE or of == L.OP_TMA_REDUCE or of == L.OP_BULK_S2G or of == L.OP_BULK_REDUCE:  # noqa: SIM102
             if kind == L.WAIT_BULK or ld64(op + L.A_STAGE) == 0:
                 return False
     return True

@@ -1,10 +1,10 @@
 """Warp-level matrix instructions as native functions: LLVM IR text, one function a shape and type.
 
-A fragment register of 32 lanes is a row-major tile: lane 4 g + t holds row g, columns E t .. E t + E - 1 of 8 rows (A), or
-column g of 8 (B, K-major), with E elements a register (PTX ISA, "Warp Level Matrix Instructions", "Matrix Fragments
-for mma"). The product runs on lane vectors: for each k, accumulator register (half, e) gets A[g + 8 half, k] times
-B[k, 2 t + e], both permutations of fragment registers. K steps are summed in order, each fused and rounded to f32; with
-`numerics` f64 the whole sum is formed in f64 and rounded once.
+A fragment register of 32 lanes is a row-major tile: lane 4 g + t holds row g, columns E t .. E t + E - 1 of 8 rows
+(A), or column g of 8 (B, K-major), with E elements a register (PTX ISA, "Warp Level Matrix Instructions", "Matrix
+Fragments for mma"). The product runs on lane vectors: for each k, accumulator register (half, e) gets
+A[g + 8 half, k] times B[k, 2 t + e], both permutations of fragment registers. K steps are summed in order, each fused
+and rounded to f32; with `numerics` f64 the whole sum is formed in f64 and rounded once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from tensorladder.vgpu.machine import layout as L
 
 #: elements a register, storage bits of an element
 _ELEMENTS = {
-    "f16": (2, 16), "bf16": (2, 16), "tf32": (1, 32), "e4m3": (4, 8), "e5m2": (4, 8), "s8": (4, 8), "u8": (4, 8), "f64": (1, 64),
+    "f16": (2, 16), "bf16": (2, 16), "tf32": (1, 32), "e4m3": (4, 8), "e5m2": (4, 8), "s8": (4, 8), "u8": (4, 8),
+    "f64": (1, 64),
 }  # fmt: skip
 
 
@@ -58,7 +59,8 @@ class Mma:
 def _table() -> list[Mma]:
     forms = []
     for k in (8, 16):
-        forms += [Mma(16, 8, k, d, "f16", "f16", c) for d, c in (("f16", "f16"), ("f32", "f32"), ("f16", "f32"), ("f32", "f16"))]
+        sums = (("f16", "f16"), ("f32", "f32"), ("f16", "f32"), ("f32", "f16"))
+        forms += [Mma(16, 8, k, d, "f16", "f16", c) for d, c in sums]
         forms.append(Mma(16, 8, k, "f32", "bf16", "bf16", "f32"))
     forms += [Mma(16, 8, k, "f32", "tf32", "tf32", "f32") for k in (4, 8)]
     for k in (16, 32):
@@ -222,7 +224,8 @@ def _body(form: Mma, name: str, acc: str) -> str:
                 r = 2 * half + e
                 sums[r] = _multiply_add(w, acc, rows, columns[e], sums[r])
     if form.satfinite:
-        sums = [w.op(f"call <32 x i32> @llvm.sadd.sat.v32i32(<32 x i32> {c}, <32 x i32> {s})") for c, s in zip(start, sums)]
+        add = "call <32 x i32> @llvm.sadd.sat.v32i32"
+        sums = [w.op(f"{add}(<32 x i32> {c}, <32 x i32> {s})") for c, s in zip(start, sums)]
     _store(w, form, na + nb, acc, sums)
     nl = "\n"
     return f"define internal void @{name}(ptr %regs) {{\n{nl.join(w.lines)}\n  ret void\n}}\n"
@@ -236,7 +239,7 @@ def _multiply_add(w: _Writer, acc: str, a: str, b: str, c: str) -> str:
 
 
 def ir() -> str:
-    """LLVM IR of all matrix functions: i64 name(i64 warp, i64 registers); D takes the place of C in the scratch slots."""
+    """LLVM IR of all matrix functions: i64 name(i64 warp, i64 registers); D takes C's place in the scratch slots."""
     parts = [
         "declare <32 x float> @llvm.fma.v32f32(<32 x float>, <32 x float>, <32 x float>)",
         "declare <32 x double> @llvm.fma.v32f64(<32 x double>, <32 x double>, <32 x double>)",

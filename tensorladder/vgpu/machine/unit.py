@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from tensorladder.vgpu.machine import layout as L
@@ -40,7 +42,7 @@ class Unit:
         frame = low.frame_bytes
         self.words = Words(L.U_BYTES)
         self.ctas = Words(L.C_BYTES * slots)
-        self._keep = []
+        self._keep: list[Any] = []
         warp_memory = self._take(L.W_BYTES * warps * slots)
         frames = self._take(frame * warps * slots)
         local = self._take(max(low.local_bytes, 16) * L.LANES * warps * slots)

@@ -176,18 +176,19 @@ def _place(item: Instr, kind: str, cur: Block, start: Callable) -> Block:
 
 def _successors(fn: Function, b: Block, labels: dict[str, int], fall: int | None) -> list[int]:
     t = b.term
+    further = [] if fall is None else [fall]
     if t is None:
-        return [fall]
+        return further
     if t.op == "bra":
         target = labels[t.operands[0].name]
-        return [target] if t.pred is None else [target, fall]
+        return [target] if t.pred is None else [target, *further]
     if t.op == "brx":
         table = t.operands[1]
         names = fn.branch_targets.get(getattr(table, "name", ""), [])
         return [labels[n] for n in names]
     if t.op in ("ret", "exit", "trap"):
-        return [] if t.pred is None else [fall]
-    return [fall]
+        return [] if t.pred is None else further
+    return further
 
 
 def _reachable(blocks: list[Block]) -> list[Block]:

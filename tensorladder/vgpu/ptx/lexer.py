@@ -26,7 +26,7 @@ def tokenize(text: str) -> list[tuple[str, str, int]]:
 
     Raises UsageError naming the line of the first character that no PTX token starts with.
     """
-    out = []
+    out: list[tuple[str, str, int]] = []
     line, pos, end = 1, 0, len(text)
     match = _TOKEN.match
     append = out.append
@@ -34,7 +34,7 @@ def tokenize(text: str) -> list[tuple[str, str, int]]:
         m = match(text, pos)
         if m is None:
             raise UsageError(f"PTX line {line}: unexpected character {text[pos]!r}")
-        kind = m.lastgroup
+        kind = m.lastgroup or ""
         if kind == "nl":
             line += 1
         elif kind == "skip":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import struct
+from typing import Any
 
 from tensorladder.core.errors import UsageError
 from tensorladder.vgpu.ptx.lexer import tokenize
@@ -36,9 +37,9 @@ _PART = re.compile(r"b[0-7]{1,4}|h[0-3]{1,2}")
 _LINKING = {".visible", ".extern", ".weak", ".common"}
 _SPACES = {".global", ".const", ".shared", ".local", ".param", ".tex"}
 _SPECIALS = (
-    "%tid", "%ntid", "%laneid", "%warpid", "%nwarpid", "%ctaid", "%nctaid", "%smid", "%nsmid", "%gridid", "%is_explicit",
-    "%clusterid", "%nclusterid", "%cluster_", "%lanemask_", "%clock", "%pm", "%globaltimer", "%reserved_smem",
-    "%total_smem", "%aggr_smem", "%dynamic_smem", "%current_graph", "%envreg",
+    "%tid", "%ntid", "%laneid", "%warpid", "%nwarpid", "%ctaid", "%nctaid", "%smid", "%nsmid", "%gridid",
+    "%is_explicit", "%clusterid", "%nclusterid", "%cluster_", "%lanemask_", "%clock", "%pm", "%globaltimer",
+    "%reserved_smem", "%total_smem", "%aggr_smem", "%dynamic_smem", "%current_graph", "%envreg",
 )  # fmt: skip
 
 
@@ -56,7 +57,7 @@ class _Parser:
         self.functions: dict[str, Function] = {}
         self.variables: dict[str, Variable] = {}
         self.files: dict[int, str] = {}
-        self.fn: Function | None = None
+        self.fn: Any = None  # the Function that is being read
         self.loc = (0, 0, 0)
 
     # -- token helpers
@@ -185,7 +186,8 @@ class _Parser:
                     self.expect("]")
             width = max(TYPE_BITS[ty], 8) // 8
             size = 0 if unsized else count * width
-            init, relocs = None, []
+            init = None
+            relocs: list[tuple[int, str, int]] = []
             if self.accept("="):
                 init, relocs = self.initializer(width, ty)
                 if unsized:
@@ -331,7 +333,7 @@ class _Parser:
                 raise UsageError(f"PTX line {line}: branch to the undefined label {name!r}")
 
     def statement(self) -> None:
-        kind, text, line = self.toks[self.pos]
+        kind, text, _ = self.toks[self.pos]
         if kind == "dir":
             self.pos += 1
             self.directive(text)
@@ -478,7 +480,7 @@ class _Parser:
             while not self.accept("}"):
                 items.append(self.operand())
                 self.accept(",")
-            first = Vec(tuple(items))
+            first: Any = Vec(tuple(items))
         elif text == "[":
             self.pos += 1
             return self.memory()
@@ -539,6 +541,7 @@ class _Parser:
 
     def memory(self) -> Mem:
         kind, text, _ = self.toks[self.pos]
+        base: Any
         if kind == "num":
             base = Imm(self.integer())
         else:
