@@ -158,3 +158,60 @@ def test_libdevice_asin(checkout, rng, capability) -> None:
     x, y = rng.uniform(-1, 1, n).astype(np.float32), np.zeros(n, np.float32)
     compiled.run((4, 1, 1), x, y, np.int32(n))
     np.testing.assert_allclose(y, np.arcsin(x.astype(np.float64)), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("policy", ["eager", "lazy", "random:3"])
+def test_layer_norm_backward(checkout, rng, policy) -> None:
+    """Rows add their share of the weights' gradient under a spin lock that CTAs share; a second kernel adds it up."""
+    file = checkout("triton", "python/tutorials/05-layer-norm.py")
+    group, rows, n, eps = 4, 23, 784, 1e-5
+    types = dict.fromkeys(("DX", "DY", "DW", "DB", "X", "W"), "*fp16") | {"Mean": "*fp32", "Rstd": "*fp32"}
+    types |= {"Lock": "*i32", "stride": "i32/16", "N": "i32/16"}
+    dx_kernel = Compiled(
+        file, "_layer_norm_bwd_dx_fused", types, {"GROUP_SIZE_M": group, "BLOCK_SIZE_N": 1024}, 80, num_warps=4
+    )
+    types = dict.fromkeys(("DW", "DB", "FINAL_DW", "FINAL_DB"), "*fp16") | {"M": "i32", "N": "i32/16"}
+    sum_kernel = Compiled(file, "_layer_norm_bwd_dwdb", types, {"BLOCK_SIZE_M": 32, "BLOCK_SIZE_N": 128}, 80)
+
+    x, dy = (rng.standard_normal((rows, n)).astype(np.float16) for _ in range(2))
+    w = rng.random(n).astype(np.float16)
+    wide = x.astype(np.float64)
+    mean = wide.mean(1).astype(np.float32)
+    rstd = (1 / np.sqrt(wide.var(1) + eps)).astype(np.float32)
+    dx, lock = np.zeros_like(x), np.zeros(2 * group, np.int32)
+    part_w, part_b = (np.zeros((group, n), np.float16) for _ in range(2))
+    args = [dx, dy, part_w, part_b, x, w, mean, rstd, lock, np.int32(n), np.int32(n)]
+    dx_kernel.run((rows, 1, 1), *args, policy=policy)
+    dw, db = np.zeros(n, np.float16), np.zeros(n, np.float16)
+    sum_kernel.run((-(-n // 128), 1, 1), part_w, part_b, dw, db, np.int32(group), np.int32(n), policy=policy)
+
+    xhat, grad = (wide - mean[:, None]) * rstd[:, None], dy.astype(np.float64)
+    wdy = w.astype(np.float64) * grad
+    c1, c2 = (xhat * wdy).mean(1, keepdims=True), wdy.mean(1, keepdims=True)
+    np.testing.assert_allclose(dx.astype(np.float64), (wdy - xhat * c1 - c2) * rstd[:, None], atol=4e-3)
+    np.testing.assert_allclose(dw.astype(np.float64), (grad * xhat).sum(0), atol=5e-2)
+    np.testing.assert_allclose(db.astype(np.float64), grad.sum(0), atol=5e-2)
+    np.testing.assert_array_equal(lock, [0] * group + [1] * group)
+
+
+@pytest.mark.parametrize("stage", [1, 3], ids=["full", "causal"])
+def test_flash_attention(checkout, rng, stage) -> None:
+    file = checkout("triton", "python/tutorials/06-fused-attention.py")
+    types = {"sm_scale": "fp32", "M": "*fp32", "Z": "i32", "H": "i32", "N_CTX": "i32/16"}
+    types |= dict.fromkeys(("desc_q", "desc_k", "desc_v", "desc_o"), "*fp16")
+    constants = {"HEAD_DIM": 64, "BLOCK_M": 64, "BLOCK_N": 64, "FP8_OUTPUT": False, "STAGE": stage}
+    constants |= {"warp_specialize": False, "IS_HOPPER": False}
+    compiled = Compiled(file, "_attn_fwd", types, constants, 80, num_warps=4, num_stages=2)
+    batch, heads, length, scale = 1, 2, 256, 0.5
+    shape = (batch, heads, length, 64)
+    q, k, v = (0.5 * rng.standard_normal(shape) for _ in range(3))
+    q, k, v = (array.astype(np.float16) for array in (q, k, v))
+    out, m = np.zeros(shape, np.float16), np.zeros(shape[:3], np.float32)
+    args = [np.float32(scale), m, np.int32(batch), np.int32(heads), q, k, v, out, np.int32(length)]
+    compiled.run((length // 64, batch * heads, 1), *args)
+    scores = scale * (q.astype(np.float64) @ k.astype(np.float64).swapaxes(-1, -2))
+    if stage == 3:
+        scores = np.where(np.tri(length, dtype=bool), scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    np.testing.assert_allclose(out.astype(np.float64), weights @ v.astype(np.float64), atol=5e-3)
