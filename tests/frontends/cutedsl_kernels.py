@@ -52,8 +52,8 @@ def many(x: cute.Tensor, rounds: cutlass.Constexpr, times: cutlass.Int32):
 
 
 @cute.jit
-def cooperative(x: cute.Tensor):
-    scale_kernel(x, 2.0, 1).launch(grid=[1, 1, 1], block=[32, 1, 1], cooperative=True)
+def cooperative(x: cute.Tensor, ctas: cutlass.Int32):
+    scale_kernel(x, 2.0, 1).launch(grid=[ctas, 1, 1], block=[32, 1, 1], cooperative=True)
 
 
 @cute.jit

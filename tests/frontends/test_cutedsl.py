@@ -14,7 +14,7 @@ import cutlass  # noqa: E402
 import cutlass.cute as cute  # noqa: E402
 from cuda.bindings.driver import CUstream  # noqa: E402
 
-from tensorladder.core.errors import UsageError  # noqa: E402
+from tensorladder.core.errors import KernelError, UsageError  # noqa: E402
 from tensorladder.frontends.cutedsl import compile_program  # noqa: E402
 from tensorladder.frontends.ptxparams import entry  # noqa: E402
 
@@ -131,8 +131,14 @@ def test_several_launches_with_clusters_and_attributes(options):
 
 
 def test_cooperative_attribute():
-    program = compile_program(kernels.cooperative, fake(cutlass.Float32, (32, 4)), arch="sm_90a")
-    assert program.launches(aligned((32, 4), np.float32))[0].attributes == {"cooperative": True}
+    program = compile_program(kernels.cooperative, fake(cutlass.Float32, (32, 4)), 1, arch="sm_90a")
+    assert program.launches(aligned((32, 4), np.float32), 1)[0].attributes == {"cooperative": True}
+
+
+def test_cooperative_launch_that_is_not_resident_at_once():
+    program = compile_program(kernels.cooperative, fake(cutlass.Float32, (32, 4)), 1, arch="sm_90a")
+    with pytest.raises(KernelError, match=r"cooperative launch of 100000 CTAs, and sm_90a holds \d+ at once"):
+        program.launches(aligned((32, 4), np.float32), 100_000)
 
 
 def test_callable_object_with_a_nested_argument():
