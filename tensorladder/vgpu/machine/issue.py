@@ -31,7 +31,7 @@ from tensorladder.vgpu.machine.queue import (
     is_eager,
     pending_op,
 )  # fmt: skip
-from tensorladder.vgpu.machine.raw import ld32, ld64, st32, st64, trailing_zeros
+from tensorladder.vgpu.machine.raw import ld32, ld64, move16, st32, st64, trailing_zeros
 from tensorladder.vgpu.machine.scheduler import groups_done
 from tensorladder.vgpu.machine.tma import RULE_ALIGN, box_bytes, broken_rule
 
@@ -77,12 +77,7 @@ def copy_now(dst, src, sizes, mask, size, sized):
     """The copies of a cp.async under the eager policy. Lanes that are off repeat the first one (see resolve_all)."""
     if sized == 0 and size == 16:
         for lane in range(L.LANES):
-            s = ld64(src + 8 * lane)
-            d = ld64(dst + 8 * lane)
-            low = ld64(s)
-            high = ld64(s + 8)
-            st64(d, low)
-            st64(d + 8, high)
+            move16(ld64(dst + 8 * lane), ld64(src + 8 * lane))
         return
     if sized == 0 and size == 4:
         for lane in range(L.LANES):

@@ -166,6 +166,19 @@ def copy_bytes(typing, dst, src, size):
 
 
 @intrinsic
+def move16(typing, dst, src):
+    """Copy 16 bytes, at any alignment."""
+
+    def codegen(context, builder, sig, args):
+        ty = ir.VectorType(_I64, 2).as_pointer()
+        value = builder.load(builder.inttoptr(args[1], ty), align=1)
+        builder.store(value, builder.inttoptr(args[0], ty), align=1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
+
+
+@intrinsic
 def fill_bytes(typing, dst, value, size):
     """memset."""
 

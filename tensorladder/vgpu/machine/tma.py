@@ -35,7 +35,7 @@ from tensorladder.vgpu.machine.lanes import fail
 from tensorladder.vgpu.machine.mbarrier import complete_tx, shared_at
 from tensorladder.vgpu.machine.memory import global_ok
 from tensorladder.vgpu.machine.native import helper
-from tensorladder.vgpu.machine.raw import copy_bytes, ld8, ld32, ld64, st8, st32, st64, trailing_zeros
+from tensorladder.vgpu.machine.raw import copy_bytes, ld8, ld32, ld64, move16, st8, st32, st64, trailing_zeros
 
 #: how a box moves
 LOAD, STORE, REDUCE = 0, 1, 2
@@ -210,11 +210,7 @@ def load_row(a, p, lo, hi, inner, fill, mask, shift):
             return
         flip = (a & mask) >> shift  # one value for a row: rows start at multiples of the span
         for c in range(0, inner, 16):
-            d = (a + c) ^ flip
-            low = ld64(p + c)
-            high = ld64(p + c + 8)
-            st64(d, low)
-            st64(d + 8, high)
+            move16((a + c) ^ flip, p + c)
         return
     for c in range(0, inner, 16):
         d = swizzled(a + c, mask, shift)
@@ -233,11 +229,7 @@ def store_row(p, a, lo, hi, inner, delta, mask, shift):
             return
         flip = (a & mask) >> shift
         for c in range(0, inner, 16):
-            s = ((a + c) ^ flip) + delta
-            low = ld64(s)
-            high = ld64(s + 8)
-            st64(p + c, low)
-            st64(p + c + 8, high)
+            move16(p + c, ((a + c) ^ flip) + delta)
         return
     for k in range(lo, hi):
         st8(p + k, ld8(swizzled(a + k, mask, shift) + delta))
