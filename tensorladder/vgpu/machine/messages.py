@@ -141,7 +141,9 @@ def _warp_waits(compiled, unit, slot: int, n: int):
     seen: dict[tuple, int] = {}
     for lane in range(L.LANES):
         if (live >> lane) & 1:
-            key = (int(pcs[lane]), 0 if (ready >> lane) & 1 else int(kinds[lane]), int(a[lane]), int(b[lane]))
+            # what a running lane waited for before says nothing
+            waits = (0, 0, 0) if (ready >> lane) & 1 else (int(kinds[lane]), int(a[lane]), int(b[lane]))
+            key = (int(pcs[lane]), *waits)
             seen[key] = seen.get(key, 0) | 1 << lane
     iid = int(q[L.W_IID // 8])
     for (pc, kind, x, y), lanes in seen.items():
