@@ -10,15 +10,14 @@ from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.machine.lanes import fail
 from tensorladder.vgpu.machine.native import export, helper
 from tensorladder.vgpu.machine.raw import ld8, ld16, ld32, ld64, st8, st16, st32, st64, trailing_zeros
+from tensorladder.vgpu.machine.vectors import add_lanes, all_bits, greatest, least, load_four_words, settle
 
 SPACE_GLOBAL, SPACE_SHARED, SPACE_LOCAL, SPACE_GENERIC = 0, 1, 2, 3
 
 
 @helper
-def global_ok(w, lo, hi, write, iid, lane):
-    """Whether [lo, hi) lies in one allocation that may be accessed so; remembers the allocation."""
-    if lo >= ld64(w + L.W_LO) and hi <= ld64(w + L.W_HI):
-        return True
+def range_of(w, lo, hi):
+    """The row of the table of allocations that [lo, hi) lies in, 0 if there is none."""
     launch = ld64(w + L.W_LAUNCH)
     table = ld64(launch + L.L_RANGES)
     a = 0
@@ -30,16 +29,34 @@ def global_ok(w, lo, hi, write, iid, lane):
         else:
             b = mid
     if a == 0:
-        return False
+        return 0
     row = table + (a - 1) * L.RANGE_BYTES
-    if hi > ld64(row + 8):
+    return row if hi <= ld64(row + 8) else 0
+
+
+@helper
+def writable_window(w, lo, hi):
+    """Whether [lo, hi) lies in one allocation that may be read and written; remembers the allocation."""
+    if lo >= ld64(w + L.W_LO) and hi <= ld64(w + L.W_HI):
+        return True
+    row = range_of(w, lo, hi)
+    if row == 0 or ld64(row + 16) & L.RANGE_WRITE == 0:
         return False
-    if write != 0 and ld64(row + 16) & L.RANGE_WRITE == 0:
+    st64(w + L.W_LO, ld64(row))
+    st64(w + L.W_HI, ld64(row + 8))
+    return True
+
+
+@helper
+def global_ok(w, lo, hi, write, iid, lane):
+    """Whether [lo, hi) lies in one allocation that may be accessed so."""
+    if writable_window(w, lo, hi):
+        return True
+    if range_of(w, lo, hi) == 0:
+        return False
+    if write != 0:
         fail(w, L.ERR_READ_ONLY, iid, lane, lo, hi - lo, 0)
         return False
-    if ld64(row + 16) & L.RANGE_WRITE:
-        st64(w + L.W_LO, ld64(row))
-        st64(w + L.W_HI, ld64(row + 8))
     return True
 
 
@@ -120,31 +137,19 @@ def resolve_span(w, space, addresses, mask, size, align, write, iid):
     """
     first = trailing_zeros(mask)
     base = ld64(addresses + 8 * first)
-    lo = base
-    hi = base
-    bits = 0
-    for lane in range(L.LANES):
-        a = ld64(addresses + 8 * lane)
-        if (mask >> lane) & 1 == 0:
-            a = base
-        if space == SPACE_SHARED:
-            a &= 0xFFFFFFFF
-        st64(addresses + 8 * lane, a)
-        lo = min(lo, a)
-        hi = max(hi, a)
-        bits |= a
-    if bits & (align - 1) == 0:
+    settle(addresses, mask, base, 0xFFFFFFFF if space == SPACE_SHARED else -1)
+    lo = least(addresses)
+    hi = greatest(addresses)
+    if all_bits(addresses) & (align - 1) == 0:
         if space == SPACE_GLOBAL or (space == SPACE_GENERIC and lo & L.WINDOW_MASK == 0 and hi & L.WINDOW_MASK == 0):
-            if lo >= ld64(w + L.W_LO) and hi + size <= ld64(w + L.W_HI):
+            if writable_window(w, lo, hi + size):
                 return True
         else:
             own = ld64(w + L.W_SMEM_BASE)
             if space == SPACE_GENERIC:
                 own += L.SHARED_WINDOW
             if space != SPACE_LOCAL and lo >= own + L.SHARED_RESERVED and hi + size <= own + ld64(w + L.W_SHARED_SIZE):
-                delta = ld64(w + L.W_SHARED) - own
-                for lane in range(L.LANES):
-                    st64(addresses + 8 * lane, ld64(addresses + 8 * lane) + delta)
+                add_lanes(addresses, ld64(w + L.W_SHARED) - own)
                 return True
     for lane in range(L.LANES):
         if (mask >> lane) & 1:
@@ -175,19 +180,13 @@ def tl_ld(w, space, addresses, mask, vectors, size, count, align, iid):
                 a = ld64(addresses + 8 * lane)
                 st32(vectors + 4 * lane, ld32(a))
                 st32(vectors + 256 + 4 * lane, ld32(a + 4))
-        elif count == 4:
-            for lane in range(L.LANES):
-                a = ld64(addresses + 8 * lane)
-                p = vectors + 4 * lane
-                st32(p, ld32(a))
-                st32(p + 256, ld32(a + 4))
-                st32(p + 512, ld32(a + 8))
-                st32(p + 768, ld32(a + 12))
         else:
-            for lane in range(L.LANES):  # a lane's cache line at a time
-                a = ld64(addresses + 8 * lane)
-                for j in range(count):
-                    st32(vectors + 256 * j + 4 * lane, ld32(a + 4 * j))
+            whole = count & ~3
+            for j in range(0, whole, 4):
+                load_four_words(addresses, 4 * j, vectors + 256 * j)
+            for j in range(whole, count):
+                for lane in range(L.LANES):
+                    st32(vectors + 256 * j + 4 * lane, ld32(ld64(addresses + 8 * lane) + 4 * j))
     elif size == 2:
         for j in range(count):
             for lane in range(L.LANES):
