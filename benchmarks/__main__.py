@@ -59,7 +59,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _line(row: dict) -> str:
     verdict = {True: "ok", False: "FAILS", None: ""}[row["ok"]]
-    return f"{row['what']:<58} {row['value']:>12.4g} {row['unit']:<24} {row['claim']:<16} {verdict}"
+    value = "-" if row["value"] is None else f"{row['value']:.4g}"
+    cpu = f"cpu {row['cpu']:.4g}" if "cpu" in row else ""
+    line = f"{row['what']:<60} {value:>10} {row['unit']:<4} {row['claim']:<10} {verdict:<6} {cpu}"
+    return line.rstrip()
 
 
 if __name__ == "__main__":
