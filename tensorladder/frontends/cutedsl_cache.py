@@ -8,6 +8,7 @@ understood here makes the function uncacheable; it is compiled as ever, and noth
 
 from __future__ import annotations
 
+import dis
 import enum
 import functools
 import hashlib
@@ -136,9 +137,10 @@ class _Facts:
             file = getattr(module, "__file__", None)
             if not file:
                 raise _NotUnderstood
-            read = {n for value in vars(module).values() for n in _names_read(value, name)}
+            codes = [code for value in vars(module).values() for code in _codes(value, name)]
+            read = {n for code in codes for n in code.co_names}
             found[name] = [file, _digest(file), self._globals(module, read)]
-            waiting += [*_reached(module), *_imported(module, read), *self._modules]
+            waiting += [*_reached(module), *_imported(module, codes), *self._modules]
         return sorted(found.items())
 
     def _globals(self, module: types.ModuleType, read: set[str]) -> list[Any]:
@@ -162,20 +164,21 @@ def _digest(file: str) -> str:
         raise _NotUnderstood from None
 
 
-def _names_read(value: Any, module: str) -> Iterator[str]:
+def _codes(value: Any, module: str) -> Iterator[types.CodeType]:
+    """The code of a function or class of this module, with all code nested in it."""
     value = inspect.unwrap(value) if isinstance(value, types.FunctionType) else value
     if isinstance(value, types.FunctionType) and value.__module__ == module:
-        yield from _names_in(value.__code__)
+        yield from _nested(value.__code__)
     elif isinstance(value, type) and value.__module__ == module:
         for member in vars(value).values():
-            yield from _names_read(getattr(member, "__func__", member), module)
+            yield from _codes(getattr(member, "__func__", member), module)
 
 
-def _names_in(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
+def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _names_in(constant)
+            yield from _nested(constant)
 
 
 def _is_plain(value: Any) -> bool:
@@ -188,11 +191,21 @@ def _is_library(module: types.ModuleType) -> bool:
     return ours or not {"site-packages", "dist-packages"}.isdisjoint(Path(module.__file__ or "").parts)
 
 
-def _imported(module: types.ModuleType, read: set[str]) -> Iterator[str]:
-    """Modules that functions import when they run; relative names are the package's."""
+def _imported(module: types.ModuleType, codes: list[types.CodeType]) -> Iterator[str]:
+    """Modules that functions import when they run; relative names are the package's.
+
+    Names of attributes do not count: one that is spelt like a module would make the key depend on what is loaded.
+    """
     package = getattr(module, "__package__", None)
-    for name in read:
-        yield from (full for full in (name, f"{package}.{name}") if full in sys.modules)
+    for code in codes:
+        for name in code.co_names:
+            wanted = [full for full in (name, f"{package}.{name}") if full in sys.modules]
+            if wanted and name in _imports(code):
+                yield from wanted
+
+
+def _imports(code: types.CodeType) -> set[str]:
+    return {i.argval for i in dis.get_instructions(code) if i.opname in ("IMPORT_NAME", "IMPORT_FROM")}
 
 
 def _reached(module: types.ModuleType) -> Iterator[str]:

@@ -142,6 +142,25 @@ def test_keys_of_sources_and_globals(module, tmp_path):
     assert of() is None
 
 
+def test_what_happens_to_be_loaded_is_no_part_of_the_key(module, tmp_path, monkeypatch):
+    """A module that is spelt like an attribute in the function, such as one(), is not what the function uses."""
+    (tmp_path / "one.py").write_text("")
+    first = cutedsl_cache.key(module.f, (), {}, "sm_90a")
+    other = type(module)("one")
+    other.__file__ = str(tmp_path / "one.py")
+    monkeypatch.setitem(sys.modules, "one", other)
+    assert cutedsl_cache.key(module.f, (), {}, "sm_90a") == first is not None
+
+
+def test_modules_imported_inside_a_function_are_part_of_the_key(module, tmp_path):
+    source = "def f(x):\n    import helper_of_cache_test as helper\n    return helper.one()\n"
+    (tmp_path / "module_of_cache_test.py").write_text(source)
+    fn = importlib.reload(module).f
+    first = cutedsl_cache.key(fn, (), {}, "sm_90a")
+    (tmp_path / "helper_of_cache_test.py").write_text("def one():\n    return 2\n")
+    assert cutedsl_cache.key(fn, (), {}, "sm_90a") not in (first, None)
+
+
 def test_variables_of_the_dsl_are_part_of_the_key(monkeypatch):
     first = key(1)
     monkeypatch.setenv("CUTE_DSL_SOMETHING", "1")
