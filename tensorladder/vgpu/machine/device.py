@@ -15,19 +15,17 @@ from tensorladder.core.program import Launch
 from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.machine import messages
 from tensorladder.vgpu.machine.arena import Memory
+from tensorladder.vgpu.machine.latency import timing
 from tensorladder.vgpu.machine.unit import Unit, Words
 
 POLICIES = {"eager": L.POLICY_EAGER, "lazy": L.POLICY_LAZY, "random": L.POLICY_RANDOM, "timed": L.POLICY_TIMED}
-#: base cycles and bytes a cycle by row (queue.LAT_*): first figures for Hopper, from public micro-benchmarks
-_LATENCY = {"cp.async": (600, 64), "tma load": (700, 64), "tma store": (500, 64), "bulk": (600, 64), "load": (500, 64)}
 _PRINT_BYTES = 1 << 20
-_CLOCK_KHZ = 1_755_000
 
 
 def parse_policy(text: str) -> tuple[int, int]:
     """(policy code, seed) of `eager`, `lazy`, `timed`, `random` or `random:SEED`."""
     name, _, seed = text.partition(":")
-    if name not in POLICIES or (seed and (name != "random" or not seed.isdigit())):
+    if name not in POLICIES or (seed and (name != "random" or not seed.isdecimal())):
         raise UsageError(f"async policy {text!r}: choose eager, lazy, timed or random:SEED")
     return POLICIES[name], int(seed or 0)
 
@@ -70,7 +68,7 @@ class Device:
     ):
         self.arch = archs.find(arch)
         self.policy, policy_seed = parse_policy(policy)
-        self.seed = seed + policy_seed
+        self.seed = (seed + policy_seed) & 0x7FFF_FFFF  # 31 bits: the generators multiply it
         self.checked, self.timeout = checked, timeout
         self.workers = workers or len(os.sched_getaffinity(0))
         if numerics not in ("f32", "f64"):
@@ -190,11 +188,12 @@ class _Run:
         w[L.L_POLICY] = device.policy
         w[L.L_SEED] = device.seed
         w[L.L_GRIDID] = device._launches
-        w[L.L_CLOCK_KHZ] = _CLOCK_KHZ
-        w[L.L_TIME0] = device.cycles * 1_000_000 // _CLOCK_KHZ + 1_000_000_000
+        times = timing(device.arch)
+        w[L.L_CLOCK_KHZ] = times.clock_khz
+        w[L.L_TIME0] = device.cycles * 1_000_000 // times.clock_khz + 1_000_000_000
         w[L.L_CLOCKED] = int(low.clocked)
         w[L.L_NUMERICS] = int(device.numerics == "f64")
-        latency = np.array(list(_LATENCY.values()), np.int64)
+        latency = np.array(times.rows, np.int64)
         prints = np.zeros(_PRINT_BYTES, np.uint8)
         self.keep += [latency, prints]
         self.prints = prints
@@ -232,9 +231,18 @@ class _Run:
         rt = runtime()
         try:
             self._work(rt)
+            self._raise_failure()
         finally:
             d.memory.ranges = [r for r in d.memory.ranges if r.start != self.params.ctypes.data]
             self._printed()
+        d.instructions += L.LANES * sum(u.words[L.U_INSTRS] for u in self.units)
+        d.cycles += max(u.words[L.U_CLOCK] for u in self.units)
+        if d.checked:
+            d.events.append(self.events[: min(self.words[L.L_HOOKS_USED], len(self.events))])
+
+    def _raise_failure(self) -> None:
+        """KernelError or Unsupported of what went wrong, while the parameters still have a name."""
+        d = self.device
         if self.words[L.L_ERROR]:
             raise messages.error(self.compiled, self.words, d.memory, self.units)
         if self.timed_out:
@@ -242,10 +250,6 @@ class _Run:
                 f"kernel {self.low.name} stopped after the time-out of {d.timeout:g} s: "
                 + messages.hang(self.compiled, self.units, d.memory)
             )
-        d.instructions += L.LANES * sum(u.words[L.U_INSTRS] for u in self.units)
-        d.cycles += max(u.words[L.U_CLOCK] for u in self.units)
-        if d.checked:
-            d.events.append(self.events[: min(self.words[L.L_HOOKS_USED], len(self.events))])
 
     def _work(self, rt) -> None:
         """Run the workers in threads (the calls release the GIL) and wait, with the time-out."""

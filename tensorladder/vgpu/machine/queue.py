@@ -12,8 +12,8 @@ from tensorladder.vgpu.machine.native import helper
 from tensorladder.vgpu.machine.raw import ld64, st64
 
 NEVER = 1 << 62
-#: rows of the latency table (L_LATENCY): base cycles and bytes a cycle (timed policy)
-LAT_CP_ASYNC, LAT_TMA_LOAD, LAT_TMA_STORE, LAT_BULK, LAT_LOAD = 0, 1, 2, 3, 4
+#: rows of the latency table (L_LATENCY, latency.Timing.rows): cycles, and bytes a cycle
+LAT_CP_ASYNC, LAT_TMA_LOAD, LAT_TMA_STORE, LAT_BULK = 0, 1, 2, 3
 LATENCY_ROW = 16
 #: cycles between reading a store's source and its write being complete (timed)
 STORE_TAIL = 300
