@@ -1,11 +1,14 @@
 """The disk cache: where compiled things are kept between runs.
 
 `TENSORLADDER_CACHE` names the folder; otherwise it is `tensorladder` in the user's cache folder. A cache that cannot be
-written is one warning, and everything still works.
+written is one warning, and everything still works. Each file starts with the SHA-256 of the rest: native code is loaded
+from here, and a file that was cut short or damaged would crash the process instead of being built anew.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import sys
 import tempfile
@@ -13,6 +16,8 @@ import warnings
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+
+_DIGEST = hashlib.sha256().digest_size
 
 
 def cache_dir() -> Path:
@@ -30,11 +35,13 @@ def _warn_once(folder: str, reason: str) -> None:
 
 
 def read(name: str) -> bytes | None:
-    """A cached file's content, or None."""
+    """What was kept under `name`, or None where there is nothing or it is damaged."""
     try:
-        return (cache_dir() / name).read_bytes()
+        kept = (cache_dir() / name).read_bytes()
     except OSError:
         return None
+    digest, data = kept[:_DIGEST], kept[_DIGEST:]
+    return data if hashlib.sha256(data).digest() == digest else None
 
 
 def write(name: str, data: bytes) -> None:
@@ -43,9 +50,14 @@ def write(name: str, data: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         fd, temporary = tempfile.mkstemp(dir=path.parent)
-        with os.fdopen(fd, "wb") as f:
-            f.write(data)
-        os.replace(temporary, path)
+        try:
+            with os.fdopen(fd, "wb") as f:
+                f.write(hashlib.sha256(data).digest() + data)
+            os.replace(temporary, path)
+        except BaseException:  # a full disk, or an interrupt
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
     except OSError as e:
         _warn_once(str(cache_dir()), e.strerror or type(e).__name__)
 
