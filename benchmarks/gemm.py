@@ -60,11 +60,14 @@ def check(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
         raise AssertionError(f"wrong result: relative error {error:.3g}, limit {limit:g}")
 
 
-def numba_gemm() -> Callable[[np.ndarray, np.ndarray, np.ndarray], None]:
-    """The triple loop of the naive kernel, compiled by numba for all cores, a row a task."""
+def numba_gemm(fastmath: bool) -> Callable[[np.ndarray, np.ndarray, np.ndarray], None]:
+    """The triple loop of the naive kernel, compiled by numba for all cores, a row a task.
+
+    fastmath: let the compiler reorder the sum, and so vectorise it; the kernel itself adds in order.
+    """
     import numba
 
-    @numba.njit(parallel=True)
+    @numba.njit(parallel=True, fastmath=fastmath)
     def gemm(a, b, c):
         for i in numba.prange(a.shape[0]):
             for j in range(b.shape[0]):

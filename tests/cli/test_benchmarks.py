@@ -25,7 +25,7 @@ def test_json_lines_with_the_machine_first_and_no_claims_when_quick(benchmarks, 
     machine, *rows = map(json.loads, capsys.readouterr().out.splitlines())
     assert set(machine["machine"]) == {"cpu", "cores", "python", "load"}
     assert all(r["claim"] == "" and r["ok"] is None for r in rows)
-    rate, over_numba, _, no_peer = rows
+    rate, over_numba, _, _, no_peer = rows
     assert rate["unit"] == "1/s" and rate["value"] > 1e6 and rate["cpu"] > 1e6
     assert over_numba["unit"] == "x" and over_numba["value"] > 0 and len(over_numba["seconds"]) == 2
     assert no_peer["value"] is None
