@@ -15,6 +15,7 @@ from tensorladder.core.errors import Unsupported, UsageError
 from tensorladder.vgpu.codegen import loads, table
 from tensorladder.vgpu.codegen.control import reserve_stack
 from tensorladder.vgpu.codegen.emit import Emitter
+from tensorladder.vgpu.codegen.malformed import reading
 from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.ptx import isa
 from tensorladder.vgpu.ptx.cfg import Block, Graph
@@ -43,8 +44,12 @@ class Lowered:
     block_iids: list[int] = field(default_factory=list)  # first instruction of each block, by PC
 
 
-def lower(module: PtxModule, name: str, checked: bool = False) -> Lowered:
-    """Generate IR for kernel `name`. What is not modelled becomes a stop at run time, by name."""
+def lower(module: PtxModule, name: str, checked: bool = False, upto: int | None = None) -> Lowered:
+    """Generate IR for kernel `name`. What is not modelled becomes a stop at run time, by name.
+
+    upto: emit instructions with this index or a lower one only, to find one whose code LLVM does not take.
+    UsageError with the PTX line for instructions whose operands do not fit.
+    """
     table.load()
     fn = inline(module, module.kernels[name])
     reserve_stack(fn)
@@ -52,7 +57,7 @@ def lower(module: PtxModule, name: str, checked: bool = False) -> Lowered:
     slots, frame_bytes = _frame(graph)
     symbols, globals_, places = _symbols(module, fn)
     e = Emitter(slots, symbols, checked)
-    builder = _Builder(e, graph, name)
+    builder = _Builder(e, graph, name, upto)
     ir = builder.build()
     lines = [("", 0, 0, 0, 0)] * len(fn.body)
     for item in fn.body:
@@ -174,8 +179,8 @@ def _first_iid(b: Block) -> int:
 
 
 class _Builder:
-    def __init__(self, e: Emitter, graph: Graph, name: str):
-        self.e, self.graph, self.name = e, graph, name
+    def __init__(self, e: Emitter, graph: Graph, name: str, upto: int | None = None):
+        self.e, self.graph, self.name, self.upto = e, graph, name, upto
         self.unsupported: list[tuple[int, str]] = []
         self.back_edges = [(b.number, s) for b in graph.blocks for s in b.succs if s <= b.number]
         self.diverges = any(len(set(b.succs)) > 1 or _partial_exit(b) for b in graph.blocks)
@@ -234,6 +239,8 @@ yielded:
 
     # ------------------------------------------------------------ bodies
     def instr(self, i: Instr) -> None:
+        if self.upto is not None and i.index > self.upto:
+            return
         e = self.e
         e.instr = i
         e.guard = None
@@ -245,7 +252,8 @@ yielded:
         try:
             if entry is None:
                 raise Unsupported(i.text)
-            entry.emit(e, i)
+            with reading(i):
+                entry.emit(e, i)
         except Unsupported as u:
             self.not_modelled(i, u)
             e.call("tl_fail", L.ERR_UNSUPPORTED, i.index, e.active(), fallible=True)
@@ -318,7 +326,8 @@ yielded:
 
         e = self.e
         e.instr = b.instrs[0]
-        masks = e.spill(member_mask(e, b.instrs[0]), "<32 x i32>", 0)
+        with reading(b.instrs[0]):
+            masks = e.spill(member_mask(e, b.instrs[0]), "<32 x i32>", 0)
         go = e.call("tl_meet", b.number, masks, b.instrs[0].index)
         stop = e.op(f"icmp eq i64 {go}, 0")
         e.count += 1
@@ -353,7 +362,8 @@ yielded:
         else:
             cond = None
         if t is not None and t.op == "brx":
-            index = e.value(t.operands[0], "u32")
+            with reading(t):
+                index = e.value(t.operands[0], "u32")
         e.flush(b.live_out)
         self.check()
         if t is None or (t.op == "bra" and cond is None):
@@ -464,8 +474,12 @@ yielded:
         entry = table.TABLE[t.op]
         e.guard = None
         nxt = b.succs[0]
+        if self.upto is not None and t.index > self.upto:
+            e.line("br label %failed")
+            return
         try:
-            go, again = entry.emit(e, t)
+            with reading(t):
+                go, again = entry.emit(e, t)
         except Unsupported as u:
             self.not_modelled(t, u)
             e.call("tl_fail", L.ERR_UNSUPPORTED, t.index, e.active())
@@ -490,5 +504,3 @@ _PLAIN_ENDS = {"bra", "brx", "ret", "exit", "trap"}
 
 def _partial_exit(b: Block) -> bool:
     return b.term is not None and b.term.op in ("ret", "exit") and b.term.pred is not None
-
-

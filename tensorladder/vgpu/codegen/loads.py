@@ -42,7 +42,7 @@ def _key(i: Instr) -> tuple | None:
     """What loads must share to be done together, or None for a load that stays alone."""
     mem = i.operands[1]
     space = next((m for m in i.mods if m.startswith(("global", "shared", "const", "local"))), "")
-    bits = TYPE_BITS.get(i.mods[-1], 0)
+    bits = TYPE_BITS.get(i.mods[-1], 0) if i.mods else 0
     if i.op != "ld" or i.pred is not None or not space or _ORDERED.intersection(i.mods) or bits not in (16, 32, 64):
         return None
     if not isinstance(mem, Mem) or not isinstance(mem.base, Reg) or mem.extra:
@@ -60,7 +60,7 @@ def find(instrs: list[Instr]) -> dict[int, LoadRun]:
             _join(open_.pop(key), key[2], runs)
 
     for i in instrs:
-        key = _key(i) if i.op == "ld" else None
+        key = _key(i) if i.op == "ld" and len(i.operands) > 1 else None
         if key is not None:
             open_.setdefault(key, []).append(i)
         elif not _pure(i):

@@ -10,6 +10,7 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tensorladder.vgpu.codegen.malformed import reading
 from tensorladder.vgpu.ptx.nodes import Instr
 
 FAMILIES = ("integer", "floating", "approx", "logic", "compare", "convert", "control", "memory", "atomic", "warp",
@@ -63,7 +64,10 @@ def classify(instr: Instr) -> str:
     entry = load().get(instr.op)
     if entry is None:
         return ""
-    return entry.kind if isinstance(entry.kind, str) else entry.kind(instr)
+    if isinstance(entry.kind, str):
+        return entry.kind
+    with reading(instr):
+        return entry.kind(instr)
 
 
 def results(instr: Instr) -> int:
@@ -71,4 +75,7 @@ def results(instr: Instr) -> int:
     entry = load().get(instr.op)
     if entry is None:
         return 0
-    return entry.results if isinstance(entry.results, int) else entry.results(instr)
+    if isinstance(entry.results, int):
+        return entry.results
+    with reading(instr):
+        return entry.results(instr)

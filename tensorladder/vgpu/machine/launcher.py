@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import struct
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -13,10 +15,16 @@ from tensorladder.vgpu.machine.device import Device
 
 
 def _dim3(value: int | Sequence[int], name: str) -> tuple[int, int, int]:
-    dims = (value,) if isinstance(value, int | np.integer) else tuple(value)
-    if not 1 <= len(dims) <= 3 or any(int(n) < 1 for n in dims):
+    dims = (value,) if isinstance(value, int | np.integer) else value
+    try:
+        if isinstance(dims, str | bytes):
+            raise TypeError
+        sizes = [operator.index(n) for n in dims]
+    except TypeError:
+        sizes = []
+    if not 1 <= len(sizes) <= 3 or any(n < 1 for n in sizes):
         raise UsageError(f"{name}={value!r}: one to three positive numbers are wanted")
-    return (*(int(n) for n in dims), *(1,) * (3 - len(dims)))  # type: ignore[return-value]
+    return (*sizes, *(1,) * (3 - len(sizes)))  # type: ignore[return-value]
 
 
 def pack_params(params: list, args: Sequence[object], kernel: str) -> bytes:
@@ -33,23 +41,42 @@ def _param_bytes(p, arg: object, kernel: str) -> bytes:
     if isinstance(arg, np.ndarray):
         if p.size != 8:
             raise UsageError(f"kernel {kernel}: parameter {p.name} has {p.size} bytes, an array's address takes 8")
+        if arg.dtype.hasobject:
+            raise UsageError(f"kernel {kernel}: argument {p.name} is an array of Python objects; give one of numbers")
         return struct.pack("<Q", arg.ctypes.data)
     if isinstance(arg, bytes | bytearray):
         data = bytes(arg)
-    elif isinstance(arg, np.generic):
+    elif isinstance(arg, bool | int | float | np.generic) and not isinstance(arg, np.void):
+        data = _number_bytes(p, arg, kernel)
+    elif isinstance(arg, np.void):
         data = arg.tobytes()
-    elif isinstance(arg, float):
-        if p.size not in (2, 4, 8):
-            raise UsageError(f"kernel {kernel}: parameter {p.name} of {p.size} bytes cannot take a float")
-        data = np.array(arg, {2: np.float16, 4: np.float32, 8: np.float64}[p.size]).tobytes()
-    elif isinstance(arg, bool | int):
-        data = (int(arg) & ((1 << (8 * p.size)) - 1)).to_bytes(p.size, "little")
     else:
         given = type(arg).__name__
         raise UsageError(f"kernel {kernel}: argument {p.name} is a {given}; give numpy arrays, numbers or bytes")
     if len(data) != p.size:
         raise UsageError(f"kernel {kernel}: parameter {p.name} has {p.size} bytes, the argument {len(data)}")
     return data
+
+
+_FLOATS = {2: np.float16, 4: np.float32, 8: np.float64}
+
+
+def _number_bytes(p, arg: Any, kernel: str) -> bytes:
+    """A number as the parameter's type has it; numpy scalars keep their own bits where the type is of their kind."""
+    real = isinstance(arg, float) or (isinstance(arg, np.generic) and arg.dtype.kind not in "iub")
+    if p.type[0] in "us" and real:
+        raise UsageError(f"kernel {kernel}: parameter {p.name} is a .{p.type}, the argument {arg!r} is no integer")
+    if isinstance(arg, np.generic) and (real or p.type not in ("f16", "f32", "f64")):
+        return arg.tobytes()
+    if real or p.type in ("f16", "f32", "f64"):
+        if p.size not in _FLOATS:
+            raise UsageError(f"kernel {kernel}: parameter {p.name} of {p.size} bytes cannot take a float")
+        with np.errstate(over="ignore"):
+            return np.array(float(arg), _FLOATS[p.size]).tobytes()
+    bits = 8 * p.size
+    if not -(1 << (bits - 1)) <= int(arg) < 1 << bits:
+        raise UsageError(f"kernel {kernel}: parameter {p.name} has {bits} bits, {arg} does not fit")
+    return (int(arg) & ((1 << bits) - 1)).to_bytes(p.size, "little")
 
 
 def launch(
@@ -81,10 +108,12 @@ def launch(
         names = ", ".join(sorted(module.kernels)) or "none"
         raise UsageError(f"kernel {kernel!r} is not in the PTX module (it has: {names})")
     device = device or Device(arch or module.target, policy, seed, checked, timeout)
+    if not isinstance(smem, int | np.integer):
+        raise UsageError(f"smem={smem!r}: a number of bytes is wanted")
+    params = pack_params(module.kernels[kernel].params, args, kernel)
     for n, arg in enumerate(args):
         if isinstance(arg, np.ndarray):
             device.memory.attach(f"argument {n}", arg)
-    params = pack_params(module.kernels[kernel].params, args, kernel)
     stream = device.stream()
     stream.enqueue(
         Launch(
@@ -93,7 +122,7 @@ def launch(
             _dim3(grid, "grid"),
             _dim3(block, "block"),
             params,
-            smem,
+            int(smem),
             _dim3(cluster, "cluster"),
         )
     )

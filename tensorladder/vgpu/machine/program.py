@@ -10,7 +10,7 @@ from functools import lru_cache
 from tensorladder.core import cache
 from tensorladder.core.errors import UsageError
 from tensorladder.vgpu.machine.native import runtime, source_hash, target_machine
-from tensorladder.vgpu.ptx.nodes import PtxModule, Variable
+from tensorladder.vgpu.ptx.nodes import Instr, PtxModule, Variable
 
 
 @dataclass
@@ -29,6 +29,7 @@ def _optimised_object(ir: str) -> bytes:
     import llvmlite.binding as llvm
 
     module = llvm.parse_assembly(ir)
+    module.verify()
     options = llvm.create_pipeline_tuning_options(speed_level=1)
     options.loop_vectorization = options.slp_vectorization = False
     builder = llvm.create_pass_builder(target_machine(), options)
@@ -50,9 +51,39 @@ def _build(text: str, kernel: str, checked: bool) -> tuple:
         names = ", ".join(sorted(module.kernels)) or "none"
         raise UsageError(f"kernel {kernel!r} is not in the PTX module (it has: {names})")
     low = lower(module, kernel, checked)
-    obj = _optimised_object(low.ir)
+    try:
+        obj = _optimised_object(low.ir)
+    except RuntimeError as e:  # IR that LLVM does not take: some instruction has operands of a wrong kind
+        raise _refused(text, kernel, checked) from e
     low.ir = ""
     return low, obj, module.variables, module.files, module.target
+
+
+def _refused(text: str, kernel: str, checked: bool) -> UsageError:
+    """Which instruction of a kernel LLVM does not take the code of, by bisection."""
+    import llvmlite.binding as llvm
+
+    from tensorladder.vgpu.codegen.kernel import lower
+    from tensorladder.vgpu.codegen.malformed import malformed
+    from tensorladder.vgpu.ptx import parse
+    from tensorladder.vgpu.ptx.inline import inline
+
+    def taken(upto: int) -> bool:
+        try:
+            llvm.parse_assembly(lower(parse(text), kernel, checked, upto).ir).verify()
+        except RuntimeError:
+            return False
+        return True
+
+    module = parse(text)
+    body = inline(module, module.kernels[kernel]).body
+    good, bad = -1, len(body)
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        good, bad = (middle, bad) if taken(middle) else (good, middle)
+    if bad < len(body) and isinstance(body[bad], Instr):
+        return malformed(body[bad])
+    return UsageError(f"kernel {kernel}: LLVM does not take the code generated for it: is the PTX text whole?")
 
 
 @lru_cache(maxsize=256)

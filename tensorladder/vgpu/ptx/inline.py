@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tensorladder.core.errors import Unsupported
+from tensorladder.core.errors import Unsupported, UsageError
 from tensorladder.vgpu.ptx.nodes import (
     Function,
     Group,
@@ -71,8 +71,10 @@ class _Inliner:
         return None
 
     def call(self, item: Instr, callee: Function, stack: tuple[str, ...]) -> None:
-        if callee.name in stack or len(stack) > _DEPTH:
+        if callee.name in stack:
             raise Unsupported(f"recursive call of {callee.name} (PTX line {item.line})")
+        if len(stack) > _DEPTH:
+            raise Unsupported(f"call of {callee.name} (PTX line {item.line}), more than {_DEPTH} calls deep")
         self.count += 1
         tag = f"#{self.count}"
         names = [o for o in item.operands if isinstance(o, Sym)]
@@ -80,6 +82,11 @@ class _Inliner:
         groups = [(i, o) for i, o in enumerate(item.operands) if isinstance(o, Group)]
         returns = next((g.items for i, g in groups if i < before), ())
         args = next((g.items for i, g in groups if i > before), ())
+        if len(args) != len(callee.params) or len(returns) > len(callee.returns):
+            raise UsageError(
+                f"PTX line {item.line}: call of {callee.name} with {len(args)} arguments and {len(returns)} results; "
+                f"it takes {len(callee.params)} and gives {len(callee.returns)}"
+            )
         syms = {p.name: _param_name(a, item) for p, a in zip(callee.params, args, strict=True)}
         syms |= {p.name: _param_name(a, item) for p, a in zip(callee.returns, returns, strict=False)}
         for p in callee.returns[len(returns) :]:  # a result that nobody takes

@@ -34,6 +34,7 @@ from tensorladder.vgpu.ptx.nodes import (
 )
 
 _PART = re.compile(r"b[0-7]{1,4}|h[0-3]{1,2}")
+_MOST_REGISTERS, _MOST_BYTES = 1 << 20, 1 << 36  # of a declaration
 _LINKING = {".visible", ".extern", ".weak", ".common"}
 _SPACES = {".global", ".const", ".shared", ".local", ".param", ".tex"}
 _SPECIALS = (
@@ -45,7 +46,14 @@ _SPECIALS = (
 
 def parse(text: str) -> PtxModule:
     """Parse a PTX module. Raises UsageError with the line for text that is not PTX."""
-    return _Parser(text).module()
+    if not isinstance(text, str):
+        raise UsageError(f"PTX is text (str), {type(text).__name__} given")
+    parser = _Parser(text)
+    try:
+        return parser.module()
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError) as e:
+        parser.pos = min(parser.pos, len(parser.toks) - 1)
+        raise parser.fail("cannot be read") from e
 
 
 class _Parser:
@@ -186,6 +194,8 @@ class _Parser:
                     self.expect("]")
             width = max(TYPE_BITS[ty], 8) // 8
             size = 0 if unsized else count * width
+            if not 0 <= size <= _MOST_BYTES:
+                raise self.fail(f"variable {name} of {size} bytes")
             init = None
             relocs: list[tuple[int, str, int]] = []
             if self.accept("="):
@@ -239,8 +249,7 @@ class _Parser:
         sign = -1 if self.accept("-") else 1
         imm = _number(self.next())
         if ty == "f32" or ty == "f64":
-            value = _as_float(imm) * sign
-            return struct.pack("<f" if ty == "f32" else "<d", value)
+            return struct.pack("<f" if ty == "f32" else "<d", _as_float(imm) * sign)
         return ((imm.value * sign) & ((1 << (8 * width)) - 1)).to_bytes(width, "little")
 
     # -- functions
@@ -378,16 +387,16 @@ class _Parser:
 
     def declare_registers(self) -> None:
         word = self.next()
-        if word in (".v2", ".v4"):
-            raise self.fail("vector registers are not supported")
         if word[1:] not in TYPE_BITS:
-            raise self.fail(f"unknown register type {word}")
+            raise self.fail(f"registers of type {word} are not supported")
         ty = word[1:]
         table = self.scopes[-1][0]
         while True:
             name = self.next()
             if self.accept("<"):
-                names = [f"{name}{i}" for i in range(self.integer())]
+                if not 0 <= (count := self.integer()) <= _MOST_REGISTERS:
+                    raise self.fail(f"{count} registers {name}")
+                names = [f"{name}{i}" for i in range(count)]
                 self.expect(">")
             else:
                 names = [name]
@@ -562,10 +571,8 @@ class _Parser:
 
 def _int(text: str) -> int:
     text = text.rstrip("U")
-    if text[:2] in ("0x", "0X"):
-        return int(text, 16)
-    if text[:2] in ("0b", "0B"):
-        return int(text[2:], 2)
+    if text[:2].lower() in ("0x", "0b"):
+        return int(text, 0)
     if len(text) > 1 and text[0] == "0" and text.isdigit():
         return int(text, 8)
     return int(text)
