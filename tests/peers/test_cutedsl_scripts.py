@@ -23,7 +23,7 @@ ONCE = "--warmup_iterations 0 --iterations 1"
 #: script, architecture, arguments
 CUTLASS = [
     (f"{AMPERE}/elementwise/elementwise_add.py", "sm_80", "--M 250 --N 520"),
-    (f"{AMPERE}/elementwise/elementwise_apply.py", "sm_80", "--M 250 --N 520"),
+    (f"{AMPERE}/elementwise/elementwise_apply.py", "sm_80", "--M 256 --N 512"),
     (f"{AMPERE}/dense_gemm/sgemm.py", "sm_80", f"--mnk 256,128,64 {ONCE}"),
     (f"{AMPERE}/dense_gemm/tensorop_gemm.py", "sm_80", f"--mnkl 256,256,64,2 {ONCE}"),
     (f"{AMPERE}/attention/flash_attention_v2.py", "sm_80",
