@@ -49,6 +49,7 @@ clean:  ## remove what was set up and built here
 # An interpreter asked for by name must be the one in the set-up; the default takes what is there.
 check-python: $(PY)
 ifneq ($(origin PYTHON),file)
+	@command -v $(PYTHON) >/dev/null || { echo "no $(PYTHON) here: make PYTHON=python3.12 names another" >&2; exit 2; }
 	@want=$$($(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])') && \
 	have=$$($(PY) -c 'import sys; print("%d.%d" % sys.version_info[:2])') && \
 	if [ "$$want" != "$$have" ]; then \

@@ -5,6 +5,7 @@ Exit codes: 0 what is reported is good; 1 a result is wrong or a hazard was foun
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import warnings
@@ -72,6 +73,8 @@ def _run(arguments: Sequence[str] | None) -> int:
             args=None if arguments is None else [*arguments], prog_name="tensorladder", standalone_mode=False
         )
         sys.stdout.flush()
+        if code == INTERRUPTED:  # typer's newer releases turn a KeyboardInterrupt into this
+            output.complain("interrupted")
         return code if isinstance(code, int) else 0
     except TensorladderError as error:
         output.complain(error)
@@ -86,6 +89,12 @@ def _run(arguments: Sequence[str] | None) -> int:
         if isinstance(stop.__context__, BrokenPipeError):
             return _reader_gone()
         raise
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        _silence_stdout()
+        output.complain("the output cannot be written: no space left on the device")
+        return 1
     except Exception as error:
         # typer raises its parser's errors, whose class moved between releases; they all can format themselves.
         if not hasattr(error, "format_message"):
@@ -101,8 +110,13 @@ def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
 
 def _reader_gone() -> int:
     """The reader of our pipe went away (`| head`): not an error, and nothing more can be said there."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno())  # type: ignore[union-attr]
+    _silence_stdout()
     return 0
+
+
+def _silence_stdout() -> None:
+    """What is still in its buffer would fail again when Python exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno())  # type: ignore[union-attr]
 
 
 def _usage_line(error: Exception) -> str:

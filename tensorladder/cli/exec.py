@@ -11,8 +11,11 @@ import typer
 
 from tensorladder.cli.options import Policy
 from tensorladder.core import arch as architectures
-from tensorladder.core.errors import TensorladderError, UsageError
+from tensorladder.core.errors import MissingExtra, TensorladderError, UsageError
 from tensorladder.measure.request import parse_policy
+
+# Modules that scripts import and the extras that bring them.
+EXTRAS = {"torch": "torch", "cutlass": "climb", "cuda": "climb", "tvm_ffi": "climb", "tvm": "tirx"}
 
 
 def exec_script(
@@ -34,6 +37,11 @@ def exec_script(
         return run_script(script, arguments or [], arch=name, policy=policy, seed=seed, checked=check)
     except TensorladderError:
         raise
+    except ModuleNotFoundError as error:
+        if error.name not in EXTRAS:
+            _print_from_the_script(error, script)
+            return 1
+        raise MissingExtra(error.name, EXTRAS[error.name]) from error
     except Exception as error:
         _print_from_the_script(error, script)
         return 1

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 Json = Annotated[bool, typer.Option("--json", help="one JSON object a line")]
-RungName = Annotated[str, typer.Argument(metavar="RUNG", help="a rung's name or its step, such as c2")]
+RungName = Annotated[str, typer.Argument(metavar="RUNG", help="a rung's name or its step, such as b7")]
 Shape = Annotated[
     str | None, typer.Option("--shape", metavar="512,512,512", help="extents along the problem's own axes")
 ]

@@ -59,7 +59,8 @@ def write(name: str, data: bytes) -> None:
                 os.unlink(temporary)
             raise
     except OSError as e:
-        _warn_once(str(cache_dir()), e.strerror or type(e).__name__)
+        blocked = isinstance(e, FileExistsError | NotADirectoryError)
+        _warn_once(str(cache_dir()), "a file stands where a folder must be" if blocked else e.strerror or str(e))
 
 
 def cached_bytes(name: str, build: Callable[[], bytes], label: str = "") -> bytes:

@@ -35,7 +35,9 @@ def parse_policy(text: str) -> str:
     if policy in POLICIES[:2] or policy == "timed" or _RANDOM.fullmatch(policy):
         return policy
     if policy.startswith("random"):
-        raise UsageError(f"--async {text!r}: give the schedule's seed as a number, such as --async random:7")
+        raise UsageError(
+            f"--async {text!r}: give the schedule's seed as a number of at most 18 digits, such as --async random:7"
+        )
     raise UsageError(f"--async {text!r} is not a policy: use {', '.join(POLICIES)}")
 
 
@@ -84,7 +86,7 @@ def parse_timeout(seconds: float | None) -> float | None:
 
 
 def parse_seed(seed: int) -> int:
-    """A seed that numpy's generators take."""
-    if seed < 0:
-        raise UsageError(f"--seed {seed} must not be negative")
+    """A seed that numpy's generators and the virtual GPU's take: 0 to 2^63 - 1."""
+    if not 0 <= seed < 1 << 63:
+        raise UsageError(f"--seed {seed} must lie between 0 and 2^63 - 1")
     return seed

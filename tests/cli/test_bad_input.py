@@ -21,6 +21,7 @@ VERBS_AND_OPTIONS = [
     ("run a0 --seed one", "--seed"),
     ("run a0 --seed -1", "--seed"),
     ("run a0 --seed 1.5", "--seed"),
+    ("run a0 --seed 99999999999999999999999", "--seed"),
     ("run a0 --timeout soon", "--timeout"),
     ("run a0 --timeout 0", "--timeout"),
     ("run a0 --timeout -5", "--timeout"),

@@ -39,6 +39,14 @@ def test_the_scripts_failure_is_shown_from_its_own_first_line(ask, script):
     assert lines[-1].startswith("ZeroDivisionError") and "runpy" not in said.err
 
 
+def test_a_module_that_an_extra_brings_is_one_line(ask, script):
+    said = ask("exec", script("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')"))
+    assert said.code == 2 and said.err.count("\n") == 1 and "tensorladder[torch]" in said.err
+    said = ask("exec", script("import no_such_module_of_exec_test"))
+    assert said.code == 1 and "During handling" not in said.err
+    assert said.err.splitlines()[-1].startswith("ModuleNotFoundError")
+
+
 def test_a_launch_that_fails_is_one_line(ask, script, monkeypatch):
     def fail(*_, **__):
         raise KernelError("lane 0 reads A[99]")

@@ -168,6 +168,8 @@ def driver_facade(session: Session) -> Iterator[None]:
     try:
         from cuda.bindings import driver, runtime
     except ImportError:
+        driver = runtime = None
+    if driver is None:  # outside the handler: what the script raises has nothing to do with the missing package
         yield
         return
     memory, events = Memory(session), _Events(session)
