@@ -58,6 +58,14 @@ def test_operands_that_do_not_fit(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "text", ["bra %r1", "bra", "bra 7", "@%p1 bra [%rd1]", "brx.idx %r1, T", "brx.idx %r1", "brx.idx"]
+)
+def test_branches_to_no_label(text: str) -> None:
+    with pytest.raises(UsageError, match="PTX line 6: "):
+        vgpu.launch(kernel("", f"{text}; ret;"), "k", 1, 32, [])
+
+
+@pytest.mark.parametrize(
     "text", ["ex2.approx.f32 {%r1,%r2}, 1.5", "fma.rn.f64 {%h1,%h2}, 7, %r1, %r1", "abs.f32 %d1, [%rd1]"]
 )
 def test_operands_of_a_wrong_kind_name_their_line(text: str) -> None:

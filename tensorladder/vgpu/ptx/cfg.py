@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from tensorladder.core.errors import UsageError
 from tensorladder.vgpu.ptx.nodes import Function, Group, Instr, Label, Mem, Neg, Pair, Part, Reg, Vec
 
 
@@ -180,15 +181,22 @@ def _successors(fn: Function, b: Block, labels: dict[str, int], fall: int | None
     if t is None:
         return further
     if t.op == "bra":
-        target = labels[t.operands[0].name]
+        target = _target(t, labels, getattr(t.operands[0], "name", "") if t.operands else "")
         return [target] if t.pred is None else [target, *further]
     if t.op == "brx":
-        table = t.operands[1]
-        names = fn.branch_targets.get(getattr(table, "name", ""), [])
-        return [labels[n] for n in names]
+        table = getattr(t.operands[1], "name", "") if len(t.operands) > 1 else ""
+        if not fn.branch_targets.get(table):
+            raise UsageError(f"PTX line {t.line}: {t.text} without a list of .branchtargets")
+        return [_target(t, labels, n) for n in fn.branch_targets[table]]
     if t.op in ("ret", "exit", "trap"):
         return [] if t.pred is None else further
     return further
+
+
+def _target(t: Instr, labels: dict[str, int], name: str) -> int:
+    if name not in labels:
+        raise UsageError(f"PTX line {t.line}: {t.text} to {name!r}, which is not a label")
+    return labels[name]
 
 
 def _reachable(blocks: list[Block]) -> list[Block]:
