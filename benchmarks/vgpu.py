@@ -106,7 +106,7 @@ def compile_time(o: Options) -> Iterator[dict]:
 
     runtime()
     cold, warm = [], []
-    for _ in range(1 if o.quick else 2):
+    for _ in range(1 if o.quick else 3):
         with tempfile.TemporaryDirectory() as folder:
             for path in cache_dir().glob("runtime-*.o"):
                 shutil.copy(path, folder)

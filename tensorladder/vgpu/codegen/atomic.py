@@ -9,7 +9,7 @@ from tensorladder.vgpu.codegen.modifiers import SCOPES, pick
 from tensorladder.vgpu.codegen.remote import reduce_async
 from tensorladder.vgpu.codegen.table import instruction
 from tensorladder.vgpu.machine import atomics as A
-from tensorladder.vgpu.machine.memory import SPACE_GENERIC, SPACE_GLOBAL, SPACE_SHARED
+from tensorladder.vgpu.machine.layout import SPACE_GENERIC, SPACE_GLOBAL, SPACE_SHARED
 from tensorladder.vgpu.ptx.nodes import TYPE_BITS, Instr, Mem, Sink, Vec
 
 _SPACES = {"global": SPACE_GLOBAL, "shared": SPACE_SHARED, "shared::cta": SPACE_SHARED, "shared::cluster": SPACE_SHARED}

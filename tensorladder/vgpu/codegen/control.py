@@ -9,7 +9,7 @@ from tensorladder.core.errors import Unsupported
 from tensorladder.vgpu.codegen.emit import Emitter
 from tensorladder.vgpu.codegen.modifiers import pick
 from tensorladder.vgpu.codegen.table import instruction
-from tensorladder.vgpu.machine.memory import SPACE_LOCAL
+from tensorladder.vgpu.machine.layout import SPACE_LOCAL
 from tensorladder.vgpu.ptx.nodes import TYPE_BITS, Function, Group, Imm, Instr, Sym, Variable
 
 #: variable in local memory that holds the stack pointer and, behind it, the stack of `alloca`

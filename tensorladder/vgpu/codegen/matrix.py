@@ -8,7 +8,7 @@ from tensorladder.core.errors import Unsupported
 from tensorladder.vgpu.codegen.emit import Emitter
 from tensorladder.vgpu.codegen.memory import hook
 from tensorladder.vgpu.codegen.table import instruction
-from tensorladder.vgpu.machine.memory import SPACE_SHARED
+from tensorladder.vgpu.machine.layout import SPACE_SHARED
 from tensorladder.vgpu.machine.tensorcore import MMAS
 from tensorladder.vgpu.ptx.nodes import Instr, Vec
 

@@ -6,7 +6,7 @@ from tensorladder.core.errors import Unsupported
 from tensorladder.vgpu.codegen.emit import Emitter
 from tensorladder.vgpu.codegen.table import instruction
 from tensorladder.vgpu.machine import mbarrier as M
-from tensorladder.vgpu.machine.memory import SPACE_GENERIC, SPACE_SHARED
+from tensorladder.vgpu.machine.layout import SPACE_GENERIC, SPACE_SHARED
 from tensorladder.vgpu.ptx.nodes import Instr, Mem, Sink
 
 _SPACES = {"shared", "shared::cta", "shared::cluster"}

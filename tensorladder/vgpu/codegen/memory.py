@@ -7,7 +7,7 @@ from tensorladder.vgpu.codegen.emit import Emitter, ivec, vec
 from tensorladder.vgpu.codegen.remote import store_async
 from tensorladder.vgpu.codegen.table import instruction
 from tensorladder.vgpu.machine import layout as L
-from tensorladder.vgpu.machine.memory import SPACE_GENERIC, SPACE_GLOBAL, SPACE_LOCAL, SPACE_SHARED
+from tensorladder.vgpu.machine.layout import SPACE_GENERIC, SPACE_GLOBAL, SPACE_LOCAL, SPACE_SHARED
 from tensorladder.vgpu.ptx.nodes import TYPE_BITS, Instr, Mem, Reg, Sym, Vec
 
 _SPACES = {

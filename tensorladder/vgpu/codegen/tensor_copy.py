@@ -9,7 +9,7 @@ from tensorladder.vgpu.codegen.emit import Emitter
 from tensorladder.vgpu.codegen.mbarrier import wide
 from tensorladder.vgpu.codegen.table import instruction
 from tensorladder.vgpu.machine import copies as K
-from tensorladder.vgpu.machine.memory import SPACE_GENERIC, SPACE_GLOBAL, SPACE_SHARED
+from tensorladder.vgpu.machine.layout import SPACE_GENERIC, SPACE_GLOBAL, SPACE_SHARED
 from tensorladder.vgpu.ptx.nodes import Imm, Instr, Mem, Vec
 
 _DIMS = {f"{n}d": n for n in range(1, 6)}

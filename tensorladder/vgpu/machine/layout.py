@@ -235,3 +235,6 @@ ERR_CLUSTER_ARRIVE = 23
 ERR_CLUSTER_WAIT = 24
 ERR_BREAKPOINT = 25
 ERR_STACK = 26
+
+#: state spaces of an access, as generated code passes them
+SPACE_GLOBAL, SPACE_SHARED, SPACE_LOCAL, SPACE_GENERIC = 0, 1, 2, 3

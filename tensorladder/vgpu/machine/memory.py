@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.machine.lanes import fail
+from tensorladder.vgpu.machine.layout import SPACE_GENERIC, SPACE_GLOBAL, SPACE_LOCAL, SPACE_SHARED
 from tensorladder.vgpu.machine.native import export, helper
 from tensorladder.vgpu.machine.raw import ld8, ld16, ld32, ld64, st8, st16, st32, st64, trailing_zeros
 from tensorladder.vgpu.machine.vectors import add_lanes, all_bits, greatest, least, load_four_words, settle
-
-SPACE_GLOBAL, SPACE_SHARED, SPACE_LOCAL, SPACE_GENERIC = 0, 1, 2, 3
 
 
 @helper
