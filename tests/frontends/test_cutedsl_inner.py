@@ -23,7 +23,7 @@ from tensorladder.frontends import hostcode
 def compiled():
     x = np.zeros((32, 4), np.float32)
     return {
-        option: inner.compile_function(kernels.cooperative, (from_dlpack(x),), {}, "sm_90a", option, False)
+        option: inner.compile_function(kernels.cooperative, (from_dlpack(x), 1), {}, "sm_90a", option, False)
         for option in ("", "--enable-tvm-ffi")
     }
 
