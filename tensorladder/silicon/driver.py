@@ -124,9 +124,10 @@ class Stream:
         self.pending.append(launch)
 
     def prepare(self) -> None:
-        """Load the machine code of what was enqueued, so that the launch alone can be timed."""
+        """Load the machine code of what was enqueued and read its parameters, so that the launch alone can be timed."""
         for launch in self.pending:
             self._function(launch)
+            _parameters(launch.module.ptx, launch.kernel)
 
     def submit(self) -> None:
         """Hand over what was enqueued without waiting for it."""
