@@ -61,6 +61,6 @@ def _read(e: Emitter) -> str:
 def _write(e: Emitter, value: str) -> None:
     if e.guard is not None or e.masked:
         value = select(e, e.active_vector(), "<32 x i1>", value, _read(e))
-    e._block["carry"] = value
+    e.block_values["carry"] = value
     raw = e.op(f"bitcast <32 x i1> {value} to i32")
     e.line(f"store i32 {raw}, ptr {e.warp_ptr(L.W_CARRY)}")

@@ -47,7 +47,7 @@ class Emitter:
         self.runs: dict = {}  # loads of the block that are done together (loads.find)
         self.declared: dict[str, str] = {}
         self.outlined: set[str] = set()
-        self._block: dict[str, str] = {}
+        self.block_values: dict[str, str] = {}  # of the current block, by what they are (see once)
 
     # ------------------------------------------------------------ plain IR
     def line(self, text: str) -> None:
@@ -91,9 +91,9 @@ class Emitter:
 
     def once(self, key: str, make) -> str:
         """A value computed once a block."""
-        if key not in self._block:
-            self._block[key] = make()
-        return self._block[key]
+        if key not in self.block_values:
+            self.block_values[key] = make()
+        return self.block_values[key]
 
     # ------------------------------------------------------------ state in memory
     def warp_ptr(self, offset: int) -> str:
@@ -155,7 +155,7 @@ class Emitter:
         """Forget block-local state."""
         self.cache.clear()
         self.dirty.clear()
-        self._block.clear()
+        self.block_values.clear()
         self.masked = masked
         self.fallible = False
 
