@@ -9,7 +9,7 @@ post-dominators.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
 
 from tensorladder.core.errors import Unsupported, UsageError
 from tensorladder.vgpu.codegen import loads, table
@@ -187,7 +187,7 @@ class _Builder:
 
     def build(self) -> str:
         e = self.e
-        heads = self.heads()
+        heads = self.heads
         for n in heads:
             self.converged(n)
         if self.diverges:
@@ -227,10 +227,11 @@ yielded:
 }}
 """
 
+    @cached_property
     def heads(self) -> dict[int, None]:
         """Blocks where converged code can start: all but meetings that are only fallen into."""
         blocks = self.graph.blocks
-        heads: dict[int, Any] = {}
+        heads: dict[int, None] = {}
         for b in blocks:
             alone = b.number > 0 and len(b.preds) == 1 and blocks[b.preds[0]].term is None
             if not (b.meeting and alone and b.preds[0] < b.number):
@@ -298,17 +299,12 @@ yielded:
         while True:
             self.instrs(b)
             count += len(b.instrs) + (b.term is not None)
-            if b.term is None and b.succs[0] not in self.heads_cache():
+            if b.term is None and b.succs[0] not in self.heads:
                 b = blocks[b.succs[0]]
                 continue
             break
         self.clock(count)
         self.terminate(b, False)
-
-    def heads_cache(self) -> dict[int, None]:
-        if not hasattr(self, "_heads"):
-            self._heads = self.heads()
-        return self._heads
 
     def diverged(self, b: Block) -> None:
         e = self.e
