@@ -61,7 +61,9 @@ W_CLUSTER_ARRIVED = 1664  # lanes that have arrived in the cluster barrier's pre
 W_CLUSTER_DONE = 1672  # lanes whose generation is complete and that have not waited for it yet
 W_CARRY = 1680  # CC.CF of the lanes, a bit each
 W_REPEATS = 1688  # the warp has been in the state of W_HASH again
-W_SCRATCH = 1728  # 12 KB for operands of runtime calls: lane vectors, one after the other
+W_WGMMA_GROUP = 1696  # the open wgmma group
+W_WGMMA_SEQ = 1704  # wgmma.mma_async issued so far
+W_SCRATCH = 1856  # 12 KB for operands of runtime calls: lane vectors, one after the other
 SCRATCH_BYTES = 12288
 W_BYTES = W_SCRATCH + SCRATCH_BYTES
 
@@ -81,6 +83,11 @@ WAIT_BAR_WARP = 11  # the other lanes of the warp at barrier A (low byte; operat
 WAIT_BAR_RED = 12  # bar.red: named barrier A to leave generation B // 8 (operation B % 8)
 WAIT_RESULT = 13  # not blocked: a bar.red that is to be executed again finds its result in A
 WAIT_TIMED_OUT = 15  # a suspended try_wait that is to return false
+WAIT_WGMMA = 16  # wgmma groups up to A done
+WAIT_TMEM_ALLOC = 17  # A columns of tensor memory
+WAIT_TMEM_STORE = 18  # the warp's tcgen05.st done
+WAIT_TMEM_LOAD = 19  # the warp's tcgen05.ld done
+WAIT_GRID = 20  # griddepcontrol.wait: the grids before this one
 
 # ---------------------------------------------------------------- CTA
 C_SHARED = 0  # host address of the window
@@ -101,6 +108,7 @@ C_LINEAR = 144
 C_BAR = 160  # 16 named barriers x 4 i64: arrived threads, expected (0: all), generation, true | false << 32 of bar.red
 C_BAR_STRIDE = 32
 C_CLUSTER_BAR = 704  # generation of the cluster's barrier, in the CTA of rank 0
+C_TMEM = 712  # tensor memory of its SM (T_), 0 on architectures without
 C_BYTES = 1024
 
 # ---------------------------------------------------------------- launch (read-only for workers, but for errors)
@@ -162,7 +170,16 @@ U_ROUND = 128  # quiescent rounds in all
 U_SAVED = 136  # the round in which the warps' W_HASH were taken
 U_NEWS_CLOCK = 144  # clock at which something happened last
 U_INSTRS = 240  # warp instructions run
-U_BYTES = 256
+U_BYTES = 512
+
+# ---------------------------------------------------------------- tensor memory of an SM
+TMEM_LANES = 128
+TMEM_COLUMNS = 512  # of 32 bits
+TMEM_GRANULE = 32  # columns; what is allocated is a power of two of at least this
+TMEM_ROW = 4 * TMEM_COLUMNS + 64  # bytes from lane to lane: off the power of two, for the host's caches
+T_OWNER = 0  # i64 a granule: the CTA that has it, 0 for none
+T_DATA = 512
+T_BYTES = T_DATA + TMEM_LANES * TMEM_ROW
 
 # ---------------------------------------------------------------- asynchronous operation
 A_KIND = 0
@@ -199,6 +216,13 @@ OP_BULK_S2G = 7
 OP_BULK_REDUCE = 8
 OP_BULK_S2S = 9
 OP_REMOTE = 11  # st.async, red.async
+OP_WGMMA = 12
+OP_TC_MMA = 13  # tcgen05.mma; the OP_TC_ of a CTA (or pair) take effect in order
+OP_TC_COMMIT = 14
+OP_TC_CP = 15
+OP_TC_SHIFT = 16
+OP_TC_ST = 17
+OP_CLC = 18  # clusterlaunchcontrol.try_cancel
 
 POLICY_EAGER, POLICY_LAZY, POLICY_RANDOM, POLICY_TIMED = 0, 1, 2, 3
 
@@ -235,6 +259,7 @@ ERR_CLUSTER_ARRIVE = 23
 ERR_CLUSTER_WAIT = 24
 ERR_BREAKPOINT = 25
 ERR_STACK = 26
+# 50 to 59 wgmma, 60 to 89 tcgen05, 90 to 99 launches (clusterlaunchcontrol, griddepcontrol)
 
 #: state spaces of an access, as generated code passes them
 SPACE_GLOBAL, SPACE_SHARED, SPACE_LOCAL, SPACE_GENERIC = 0, 1, 2, 3
