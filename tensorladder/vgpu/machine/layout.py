@@ -109,6 +109,7 @@ C_BAR = 160  # 16 named barriers x 4 i64: arrived threads, expected (0: all), ge
 C_BAR_STRIDE = 32
 C_CLUSTER_BAR = 704  # generation of the cluster's barrier, in the CTA of rank 0
 C_TMEM = 712  # tensor memory of its SM (T_), 0 on architectures without
+C_TENSOR_CLOCK = 720  # when its tensor cores are free (timed)
 C_BYTES = 1024
 
 # ---------------------------------------------------------------- launch (read-only for workers, but for errors)
@@ -201,6 +202,8 @@ A_OP = 152  # reduction and type
 A_CTA = 160
 A_FLAGS = 168
 A_BUFFER = 176  # staging for data that was read before it is written
+A_QUEUE = 184  # operations of one queue take effect in order; 0: of none
+A_HELD = 192  # non-zero: not issued in full yet, cannot take effect
 A_LANE_DST = 256  # i64 x 32, cp.async
 A_LANE_SRC = 512
 A_LANE_SIZE = 768  # (copy bytes | source bytes << 32) x 32

@@ -12,8 +12,8 @@ from tensorladder.vgpu.machine.native import helper
 from tensorladder.vgpu.machine.raw import ld64, st64
 
 NEVER = 1 << 62
-#: rows of the latency table (L_LATENCY, latency.Timing.rows): cycles, and bytes a cycle
-LAT_CP_ASYNC, LAT_TMA_LOAD, LAT_TMA_STORE, LAT_BULK = 0, 1, 2, 3
+#: rows of the latency table (L_LATENCY, latency.Timing.rows): cycles, and bytes (tensor: multiply-adds of f16) a cycle
+LAT_CP_ASYNC, LAT_TMA_LOAD, LAT_TMA_STORE, LAT_BULK, LAT_TENSOR = 0, 1, 2, 3, 4
 LATENCY_ROW = 16
 #: cycles between reading a store's source and its write being complete (timed)
 STORE_TAIL = 300
@@ -49,6 +49,8 @@ def new_op(w, kind, lanes, iid):
     st64(op + L.A_MBAR, 0)
     st64(op + L.A_BYTES_TX, 0)
     st64(op + L.A_FLAGS, 0)
+    st64(op + L.A_QUEUE, 0)
+    st64(op + L.A_HELD, 0)
     st64(op + L.A_CTA, ld64(w + L.W_CTA))
     seq = ld64(u + L.U_SEQ)
     st64(u + L.U_SEQ, seq + 1)
@@ -69,11 +71,11 @@ def ready_time(w, row, size):
         return now + (r & 0xFFF) if r & 0x3000 else now + (r & 0x3FFFF)
     if policy == L.POLICY_TIMED:
         p = ld64(launch + L.L_LATENCY) + row * LATENCY_ROW
-        u = ld64(w + L.W_UNIT)
+        free = ld64(w + L.W_CTA) + L.C_TENSOR_CLOCK if row == LAT_TENSOR else ld64(w + L.W_UNIT) + L.U_TMA_CLOCK
         busy = size // max(ld64(p + 8), 1)
-        start = max(now, ld64(u + L.U_TMA_CLOCK))
+        start = max(now, ld64(free))
         if row != LAT_CP_ASYNC:
-            st64(u + L.U_TMA_CLOCK, start + busy)
+            st64(free, start + busy)
         return start + busy + ld64(p)
     return now
 
@@ -110,6 +112,20 @@ def release_op(u, op):
 def pending_op(u, position):
     """The operation at a position of the order list."""
     return ld64(u + L.U_OPS) + ld64(ld64(u + L.U_ORDER) + 8 * position) * L.A_BYTES
+
+
+@helper
+def movable(u, position):
+    """Whether the operation at a position may take effect: issued in full, and first of its queue."""
+    op = pending_op(u, position)
+    if ld64(op + L.A_HELD) != 0:
+        return False
+    queue = ld64(op + L.A_QUEUE)
+    if queue != 0:
+        for before in range(position):
+            if ld64(pending_op(u, before) + L.A_QUEUE) == queue:
+                return False
+    return True
 
 
 @helper

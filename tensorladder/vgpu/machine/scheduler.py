@@ -12,7 +12,7 @@ from tensorladder.vgpu.machine.barriers import cluster_base, settle_barriers, se
 from tensorladder.vgpu.machine.effects import abandon, run_op
 from tensorladder.vgpu.machine.lanes import fail, wake
 from tensorladder.vgpu.machine.native import export, helper
-from tensorladder.vgpu.machine.queue import NEVER, pending_op, release_op, remove_at, rng
+from tensorladder.vgpu.machine.queue import NEVER, movable, pending_op, release_op, remove_at, rng
 from tensorladder.vgpu.machine.raw import (
     default_float_environment,
     fetch_add,
@@ -190,7 +190,7 @@ def fire_due(u, now):
     position = 0
     while position < ld64(u + L.U_COUNT):
         op = pending_op(u, position)
-        if ld64(op + L.A_READY) <= now:
+        if ld64(op + L.A_READY) <= now and movable(u, position):
             if run_op(u, op):
                 remove_at(u, position)
                 release_op(u, op)
@@ -203,13 +203,14 @@ def fire_due(u, now):
 @helper
 def fire_first(u):
     """Run one stage of the oldest operation that can move: true if there was one."""
-    if ld64(u + L.U_COUNT) == 0:
-        return False
-    op = pending_op(u, 0)
-    if run_op(u, op):
-        remove_at(u, 0)
-        release_op(u, op)
-    return True
+    for position in range(ld64(u + L.U_COUNT)):
+        if movable(u, position):
+            op = pending_op(u, position)
+            if run_op(u, op):
+                remove_at(u, position)
+                release_op(u, op)
+            return True
+    return False
 
 
 @helper
@@ -217,7 +218,8 @@ def next_event(u):
     """The earliest clock at which something pending can happen."""
     when = NEVER
     for position in range(ld64(u + L.U_COUNT)):
-        when = min(when, ld64(pending_op(u, position) + L.A_READY))
+        if movable(u, position):
+            when = min(when, ld64(pending_op(u, position) + L.A_READY))
     for slot in range(ld64(u + L.U_NCTAS)):
         c = ld64(u + L.U_CTAS) + slot * L.C_BYTES
         if ld64(c + L.C_DONE) != 0:
@@ -422,9 +424,7 @@ def quiescent(u, policy, spinning):
     pending = ld64(u + L.U_COUNT) > 0
     if when < NEVER and when > ld64(u + L.U_CLOCK):
         st64(u + L.U_CLOCK, when)
-    if pending:
-        if fire_due(u, when) == 0:
-            fire_first(u)
+    if pending and (fire_due(u, when) != 0 or fire_first(u)):
         return True
     quiet = ld64(u + L.U_STALLED) + 1
     st64(u + L.U_STALLED, quiet)
