@@ -116,7 +116,7 @@ def _build() -> bytes:
     import llvmlite.binding as llvm
     from numba import types
 
-    from tensorladder.vgpu.machine import tensorcore
+    from tensorladder.vgpu.machine import matmul, operands, tensorcore
 
     for name in MODULES:
         importlib.import_module(f"tensorladder.vgpu.machine.{name}")
@@ -138,7 +138,9 @@ def _build() -> bytes:
         else:
             merged.link_in(module)
     merged.link_in(llvm.parse_assembly("\n".join(wrappers)))
-    merged.link_in(llvm.parse_assembly(tensorcore.ir()))
+    features = llvm.get_host_cpu_features().flatten()
+    for text in (tensorcore.ir(), matmul.text(features), operands.text()):
+        merged.link_in(llvm.parse_assembly(text))
     merged.link_in(llvm.parse_assembly(_COMPILER_SUPPORT))
     for f in merged.functions:
         if not f.is_declaration and not f.name.startswith(("tl_", "__trunc")):

@@ -1,0 +1,234 @@
+"""Operands of WGMMA and tcgen05.mma: tiles in shared memory that matrix descriptors name, unpacked to 32-bit elements.
+
+Canonical layouts (PTX ISA, "Shared Memory Matrix Layout" and "Strides"; CUTLASS, mma_sm100_desc.hpp): 16-byte chunks
+that lie along K (K-major) or along M or N (MN-major), placed by the start address and two byte offsets, then the
+swizzle's exclusive-or on bits of the shared-memory address.
+"""
+
+from __future__ import annotations
+
+from numba import types
+from numba.extending import intrinsic
+
+from tensorladder.vgpu.machine.matmul import _extern
+from tensorladder.vgpu.machine.native import helper
+
+SW_NONE, SW_32, SW_64, SW_128, SW_128_ATOM32 = range(5)
+#: element types: F16 to TF32 and integers as they are; narrow floats one a byte (E4M3, E5M2) or, below a byte, 16 in
+#: the low bytes of a 16-byte chunk (E2M3, E3M2, E2M1); MXF4 is e2m1 packed two a byte
+F16, BF16, TF32, E4M3, E5M2, E2M3, E3M2, E2M1, S8, U8, MXF4 = range(11)
+
+
+def _converter(name: str):
+    @intrinsic
+    def convert(typing, dst, src):
+        """16 bytes at src to 32-bit elements at dst."""
+        return types.void(types.int64, types.int64), _extern(name, 2)
+
+    return convert
+
+
+_NAMES = ("f16", "bf16", "tf32", "e4m3", "e5m2", "e2m3", "e3m2", "e2m1", "s8", "u8", "mxf4")
+_f16, _bf16, _tf32, _e4m3, _e5m2, _e2m3, _e3m2, _e2m1, _s8, _u8, _mxf4 = (_converter(f"tl_unpack_{n}") for n in _NAMES)
+
+
+@helper
+def unpack_chunk(ty, dst, src):
+    """The elements of a 16-byte chunk as float32 (integers: int32), one after the other at dst."""
+    if ty == F16:
+        _f16(dst, src)
+    elif ty == BF16:
+        _bf16(dst, src)
+    elif ty == E4M3:
+        _e4m3(dst, src)
+    elif ty == E5M2:
+        _e5m2(dst, src)
+    elif ty == TF32:
+        _tf32(dst, src)
+    elif ty == S8:
+        _s8(dst, src)
+    elif ty == U8:
+        _u8(dst, src)
+    elif ty == MXF4:
+        _mxf4(dst, src)
+    elif ty == E2M3:
+        _e2m3(dst, src)
+    elif ty == E3M2:
+        _e3m2(dst, src)
+    else:
+        _e2m1(dst, src)
+
+
+@helper
+def chunk_elements(ty):
+    """Elements in a 16-byte chunk."""
+    if ty == F16 or ty == BF16:
+        return 8
+    if ty == TF32:
+        return 4
+    return 32 if ty == MXF4 else 16
+
+
+@helper
+def swizzled(address, swizzle, phase):
+    """Where the 16-byte chunk at `address` lies; `phase` is what the pattern's rows are counted from, in bytes."""
+    row = address - phase
+    if swizzle == SW_128:
+        return address ^ ((row >> 3) & 0x70)
+    if swizzle == SW_64:
+        return address ^ ((row >> 3) & 0x30)
+    if swizzle == SW_32:
+        return address ^ ((row >> 3) & 0x10)
+    if swizzle == SW_128_ATOM32:
+        return address ^ ((row >> 2) & 0x60)
+    return address
+
+
+@helper
+def span_bytes(swizzle):
+    """Width of a swizzled row."""
+    if swizzle == SW_32:
+        return 32
+    return 64 if swizzle == SW_64 else 128
+
+
+@helper
+def pitch_of(rows, k, mn_major):
+    """Elements from one line to the next of an unpacked tile: lines are of k (K-major) or of rows, whole chunks."""
+    return (rows + 31) // 32 * 32 if mn_major != 0 else k
+
+
+@helper
+def load_tile(shared, size, start, lbo, sbo, swizzle, mn_major, rows, ty, k, dst, base_offset):
+    """Unpack the `rows` x `k` tile of a descriptor to 32-bit elements at dst: False when it leaves the shared memory.
+
+    shared, size: a CTA's window; start, lbo, sbo: bytes, from the descriptor; base_offset: its field (PTX ISA, "Matrix
+    Descriptor Format": the pattern starts that many 128-byte rows away from its alignment). dst has a line of k
+    elements a row (K-major), or a line of rows a k (MN-major) with `pitch_of` elements from line to line.
+    """
+    per = chunk_elements(ty)
+    phase = base_offset << 7
+    if mn_major == 0:
+        width = span_bytes(swizzle)
+        for r in range(rows):
+            for c in range(k // per):
+                if swizzle == SW_NONE:
+                    at = start + (r >> 3) * sbo + (r & 7) * 16 + c * lbo
+                else:
+                    at = swizzled(start + (r >> 3) * sbo + (r & 7) * width + c * 16, swizzle, phase)
+                if at < 0 or at + 16 > size:
+                    return False
+                unpack_chunk(ty, dst + 4 * (r * k + c * per), shared + at)
+        return True
+    pitch = 4 * pitch_of(rows, k, mn_major)
+    chunks = (rows + per - 1) // per
+    width = span_bytes(swizzle)
+    group = 4 if swizzle == SW_128_ATOM32 else 8  # values of k in one repetition of the pattern
+    for p in range(k):
+        for c in range(chunks):
+            if swizzle == SW_NONE:
+                at = start + c * sbo + (p & 7) * 16 + (p >> 3) * lbo
+            else:
+                inner = c * 16 % width
+                outer = c * 16 // width
+                at = start + inner + outer * lbo + (p % group) * width + (p // group) * sbo
+                at = swizzled(at, swizzle, phase)
+            if at < 0 or at + 16 > size:
+                return False
+            unpack_chunk(ty, dst + p * pitch + 4 * c * per, shared + at)
+    return True
+
+
+# ---------------------------------------------------------------- IR of the conversions
+def _body(lines: list[str], result: str, n: int, ty: str) -> str:
+    return "\n".join([*(f"  {line}" for line in lines), f"  store <{n} x {ty}> {result}, ptr %d, align 4", "  ret void"])
+
+
+def _small(exponent: int, mantissa: int, bits: str, n: int) -> list[str]:
+    """A float of 1 + exponent + mantissa bits (in i32 lanes `bits`, without NaN or infinity) to float32 `%v`.
+
+    Exponent and mantissa go to their places and an exact multiplication moves the bias; subnormals come out right.
+    """
+    width = exponent + mantissa
+    bias = (1 << (exponent - 1)) - 1
+    factor = (127 - bias + 1023) << 52
+    return [
+        f"%low = and <{n} x i32> {bits}, splat (i32 {(1 << width) - 1})",
+        f"%body = shl <{n} x i32> %low, splat (i32 {23 - mantissa})",
+        f"%raw = bitcast <{n} x i32> %body to <{n} x float>",
+        f"%big = fmul <{n} x float> %raw, splat (float {factor:#018x})",
+        f"%signbit = and <{n} x i32> {bits}, splat (i32 {1 << width})",
+        f"%sign = shl <{n} x i32> %signbit, splat (i32 {31 - width})",
+        f"%bigbits = bitcast <{n} x float> %big to <{n} x i32>",
+        f"%both = or <{n} x i32> %bigbits, %sign",
+        f"%v = bitcast <{n} x i32> %both to <{n} x float>",
+    ]
+
+
+def _load(n: int, bits: int) -> str:
+    return f"%x = load <{n} x i{bits}>, ptr %s, align 1"
+
+
+def _e4m3() -> str:
+    lines = [_load(16, 8), "%w = zext <16 x i8> %x to <16 x i32>", *_small(4, 3, "%w", 16)]
+    lines += [
+        "%nan = icmp eq <16 x i32> %low, splat (i32 127)",
+        "%r = select <16 x i1> %nan, <16 x float> splat (float 0x7FF8000000000000), <16 x float> %v",
+    ]
+    return _body(lines, "%r", 16, "float")
+
+
+def _six(exponent: int, mantissa: int) -> str:
+    """16 six-bit floats in the first 12 bytes of a chunk."""
+    lines = ["%x = load i96, ptr %s, align 1", "%t = zext i96 %x to i128"]
+    value = "poison"
+    for k in range(16):
+        lines.append(f"%h{k} = lshr i128 %t, {6 * k}")
+        lines.append(f"%c{k} = trunc i128 %h{k} to i32")
+        lines.append(f"%w{k} = insertelement <16 x i32> {value}, i32 %c{k}, i64 {k}")
+        value = f"%w{k}"
+    lines += [f"%w = and <16 x i32> {value}, splat (i32 63)", *_small(exponent, mantissa, "%w", 16)]
+    return _body(lines, "%v", 16, "float")
+
+
+def _four(n: int) -> str:
+    """`n` four-bit floats, two a byte, the low half first."""
+    pairs = ", ".join(f"i32 {k // 2 + (n // 2) * (k % 2)}" for k in range(n))
+    half = n // 2
+    lines = [
+        _load(half, 8),
+        f"%up = lshr <{half} x i8> %x, splat (i8 4)",
+        f"%all = shufflevector <{half} x i8> %x, <{half} x i8> %up, <{n} x i32> <{pairs}>",
+        f"%nib = and <{n} x i8> %all, splat (i8 15)",
+        f"%w = zext <{n} x i8> %nib to <{n} x i32>",
+        *_small(2, 1, "%w", n),
+    ]
+    return _body(lines, "%v", n, "float")
+
+
+_BODIES = {
+    "f16": _body([_load(8, 16), "%h = bitcast <8 x i16> %x to <8 x half>", "%v = fpext <8 x half> %h to <8 x float>"],
+                 "%v", 8, "float"),
+    "bf16": _body([_load(8, 16), "%w = zext <8 x i16> %x to <8 x i32>", "%v = shl <8 x i32> %w, splat (i32 16)"],
+                  "%v", 8, "i32"),
+    "tf32": _body([_load(4, 32), "%v = and <4 x i32> %x, splat (i32 -8192)"], "%v", 4, "i32"),
+    "e4m3": _e4m3(),
+    "e5m2": _body([_load(16, 8), "%w = zext <16 x i8> %x to <16 x i16>", "%t = shl <16 x i16> %w, splat (i16 8)",
+                   "%h = bitcast <16 x i16> %t to <16 x half>", "%v = fpext <16 x half> %h to <16 x float>"],
+                  "%v", 16, "float"),
+    "e2m3": _six(2, 3),
+    "e3m2": _six(3, 2),
+    "e2m1": _four(16),
+    "s8": _body([_load(16, 8), "%v = sext <16 x i8> %x to <16 x i32>"], "%v", 16, "i32"),
+    "u8": _body([_load(16, 8), "%v = zext <16 x i8> %x to <16 x i32>"], "%v", 16, "i32"),
+    "mxf4": _four(32),
+}  # fmt: skip
+
+
+def text() -> str:
+    """LLVM IR of the conversions: void tl_unpack_<type>(i64 dst, i64 src)."""
+    return "\n".join(
+        f"define void @tl_unpack_{name}(i64 %di, i64 %si) {{\n  %d = inttoptr i64 %di to ptr\n"
+        f"  %s = inttoptr i64 %si to ptr\n{body}\n}}"
+        for name, body in _BODIES.items()
+    )
