@@ -22,7 +22,7 @@ _KINDS = {GEMM_F32: "f32", GEMM_F64: "f64", GEMM_S32: "s32"}
 
 
 def block_shape(features: str) -> tuple[int, int]:
-    """(rows, columns) of D that a block keeps in vector registers: 32 registers of 16 floats, or 16 to 32 smaller ones."""
+    """(rows, columns) of D that a block keeps in vector registers: 32 of 16 floats, or smaller ones."""
     return (8, 32) if "+avx512f" in features else (4, 16)
 
 
@@ -96,7 +96,8 @@ def _block(name: str, kind: str, rows: int, vectors: int, width: int) -> str:
     acc = {"f32": "float", "f64": "double", "s32": "i32"}[kind]
     v, s = f"<{width} x {acc}>", f"<{width} x {stored}>"
     w = _Writer()
-    w.line(f"define internal void @{name}(ptr %d, i64 %ds, ptr %a, i64 %ar, i64 %ac, ptr %b, i64 %bs, i64 %k) {{\nentry:")
+    formal = "ptr %d, i64 %ds, ptr %a, i64 %ar, i64 %ac, ptr %b, i64 %bs, i64 %k"
+    w.line(f"define internal void @{name}({formal}) {{\nentry:")
     rows_d, rows_a, start = [], [], []
     for r in range(rows):
         rows_d.append(w.at("%d", w.op(f"mul i64 %ds, {r}")))

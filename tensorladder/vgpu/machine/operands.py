@@ -62,7 +62,7 @@ def unpack_chunk(ty, dst, src):
 @helper
 def chunk_elements(ty):
     """Elements in a 16-byte chunk."""
-    if ty == F16 or ty == BF16:
+    if ty in (F16, BF16):
         return 8
     if ty == TF32:
         return 4
@@ -141,7 +141,8 @@ def load_tile(shared, size, start, lbo, sbo, swizzle, mn_major, rows, ty, k, dst
 
 # ---------------------------------------------------------------- IR of the conversions
 def _body(lines: list[str], result: str, n: int, ty: str) -> str:
-    return "\n".join([*(f"  {line}" for line in lines), f"  store <{n} x {ty}> {result}, ptr %d, align 4", "  ret void"])
+    store = f"store <{n} x {ty}> {result}, ptr %d, align 4"
+    return "\n".join(f"  {line}" for line in (*lines, store, "ret void"))
 
 
 def _small(exponent: int, mantissa: int, bits: str, n: int) -> list[str]:
@@ -169,7 +170,7 @@ def _load(n: int, bits: int) -> str:
     return f"%x = load <{n} x i{bits}>, ptr %s, align 1"
 
 
-def _e4m3() -> str:
+def _eight_bits() -> str:
     lines = [_load(16, 8), "%w = zext <16 x i8> %x to <16 x i32>", *_small(4, 3, "%w", 16)]
     lines += [
         "%nan = icmp eq <16 x i32> %low, splat (i32 127)",
@@ -212,7 +213,7 @@ _BODIES = {
     "bf16": _body([_load(8, 16), "%w = zext <8 x i16> %x to <8 x i32>", "%v = shl <8 x i32> %w, splat (i32 16)"],
                   "%v", 8, "i32"),
     "tf32": _body([_load(4, 32), "%v = and <4 x i32> %x, splat (i32 -8192)"], "%v", 4, "i32"),
-    "e4m3": _e4m3(),
+    "e4m3": _eight_bits(),
     "e5m2": _body([_load(16, 8), "%w = zext <16 x i8> %x to <16 x i16>", "%t = shl <16 x i16> %w, splat (i16 8)",
                    "%h = bitcast <16 x i16> %t to <16 x half>", "%v = fpext <16 x half> %h to <16 x float>"],
                   "%v", 16, "float"),
