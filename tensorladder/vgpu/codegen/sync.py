@@ -91,6 +91,8 @@ _PROXIES = ("alias", "async", "tensormap::generic", "async::generic")
 _PROXY_SPACES = ("global", "shared::cta", "shared::cluster")
 #: what the hook of a fence says: kind | semantics << 4 | scope << 8 | space << 12 (0: none, else 1 + place)
 FENCE_MEMORY, FENCE_MBARRIER_INIT, FENCE_PROXY = 0, 1, 2  # a proxy fence's kind: FENCE_PROXY + place in _PROXIES
+#: tcgen05: wait::ld, wait::st, fence::before_thread_sync, fence::after_thread_sync in the bits of the semantics
+FENCE_TCGEN05 = 8
 
 
 def _place(word: str, words: tuple[str, ...]) -> int:

@@ -226,7 +226,10 @@ class _Run:
         else:
             slots, workers = cluster, min(d.workers, max(1, total // cluster))
         self.units = [
-            Unit(self.words, self.compiled.address, self.low, slots, threads, self.shared_bytes) for _ in range(workers)
+            Unit(
+                self.words, self.compiled.address, self.low, slots, threads, self.shared_bytes, "tcgen05" in d.arch
+            )
+            for _ in range(workers)
         ]
         rt = runtime()
         try:

@@ -8,7 +8,9 @@ from tensorladder.vgpu.machine.native import helper
 from tensorladder.vgpu.machine.queue import enqueue, is_eager, new_op, pending_op, release_op, remove_at
 from tensorladder.vgpu.machine.raw import ld64
 from tensorladder.vgpu.machine.remote import run_remote
+from tensorladder.vgpu.machine.tcgen05 import run_commit
 from tensorladder.vgpu.machine.tma import REDUCE, STORE, run_tma_load, run_tma_store
+from tensorladder.vgpu.machine.tmem import run_store
 
 
 @helper
@@ -26,6 +28,10 @@ def run_op(u, op):
         return run_tma_store(u, op, eager, REDUCE)
     if kind == L.OP_MBAR_ARRIVE:
         return run_arrive(op)
+    if kind == L.OP_TC_COMMIT:
+        return run_commit(op)
+    if kind == L.OP_TC_ST:
+        return run_store(op)
     if kind == L.OP_REMOTE:
         return run_remote(op)
     if kind == L.OP_BULK_S2G or (kind == L.OP_BULK_REDUCE and ld64(op + L.A_MBAR) == 0):

@@ -16,7 +16,10 @@ from tensorladder.core.arch import Arch
 
 @dataclass(frozen=True)
 class Timing:
-    """clock_khz: SM clock. Each row is (cycles, bytes a cycle); `tensor` (cycles, f16 multiply-adds a cycle)."""
+    """clock_khz: SM clock. Each row is (cycles, bytes a cycle); `tensor` (cycles, f16 multiply-adds a cycle).
+
+    tmem: a warp's store to tensor memory (a guess).
+    """
 
     clock_khz: int
     cp_async: tuple[int, int]
@@ -24,11 +27,12 @@ class Timing:
     tma_store: tuple[int, int]
     bulk: tuple[int, int]
     tensor: tuple[int, int] = (32, 1024)
+    tmem: tuple[int, int] = (20, 512)
 
     @property
     def rows(self) -> list[tuple[int, int]]:
         """In the order of queue.LAT_*."""
-        return [self.cp_async, self.tma_load, self.tma_store, self.bulk, self.tensor]
+        return [self.cp_async, self.tma_load, self.tma_store, self.bulk, self.tensor, self.tmem]
 
 
 _TIMINGS = {

@@ -63,8 +63,8 @@ W_CARRY = 1680  # CC.CF of the lanes, a bit each
 W_REPEATS = 1688  # the warp has been in the state of W_HASH again
 W_WGMMA_GROUP = 1696  # the open wgmma group
 W_WGMMA_SEQ = 1704  # wgmma.mma_async issued so far
-W_SCRATCH = 1856  # 12 KB for operands of runtime calls: lane vectors, one after the other
-SCRATCH_BYTES = 12288
+W_SCRATCH = 1856  # 33 KB for operands of runtime calls: lane vectors, 256 bytes each (tcgen05.ld takes 128 and more)
+SCRATCH_BYTES = 132 * 256
 W_BYTES = W_SCRATCH + SCRATCH_BYTES
 
 # what a lane can wait for (W_WAIT)
@@ -110,6 +110,11 @@ C_BAR_STRIDE = 32
 C_CLUSTER_BAR = 704  # generation of the cluster's barrier, in the CTA of rank 0
 C_TMEM = 712  # tensor memory of its SM (T_), 0 on architectures without
 C_TENSOR_CLOCK = 720  # when its tensor cores are free (timed)
+C_TMEM_NO_PERMIT = 736  # the CTA has executed tcgen05.relinquish_alloc_permit
+C_TMEM_COLUMNS = 744  # of its last allocation, 0 before the first
+C_TMEM_FREED = 752  # i8 a granule: columns / 32 of what began there and was deallocated
+C_TMEM_WANT = 768  # columns that a waiting tcgen05.alloc of a CTA pair asks for
+C_TMEM_GRANT = 776  # 1 + the column that the peer's tcgen05.alloc took for it
 C_BYTES = 1024
 
 # ---------------------------------------------------------------- launch (read-only for workers, but for errors)
@@ -179,6 +184,9 @@ TMEM_COLUMNS = 512  # of 32 bits
 TMEM_GRANULE = 32  # columns; what is allocated is a power of two of at least this
 TMEM_ROW = 4 * TMEM_COLUMNS + 64  # bytes from lane to lane: off the power of two, for the host's caches
 T_OWNER = 0  # i64 a granule: the CTA that has it, 0 for none
+T_COLUMNS = 128  # i64 a granule: columns of the allocation that begins there, 0 for none
+T_IID = 256  # i64 a granule: the instruction that allocated them
+T_LOCK = 384  # the CTA that has the permit to allocate, 0 for none
 T_DATA = 512
 T_BYTES = T_DATA + TMEM_LANES * TMEM_ROW
 
@@ -262,6 +270,18 @@ ERR_CLUSTER_ARRIVE = 23
 ERR_CLUSTER_WAIT = 24
 ERR_BREAKPOINT = 25
 ERR_STACK = 26
+ERR_TMEM_NONE = 60
+ERR_TMEM_COUNT = 61
+ERR_TMEM_GROWS = 62
+ERR_TMEM_PERMIT = 63
+ERR_TMEM_DEALLOC = 64
+ERR_TMEM_LEAK = 65
+ERR_TMEM_UNIFORM = 66
+ERR_TMEM_LANES = 67
+ERR_TMEM_ROW = 68
+ERR_TMEM_COLUMNS = 69
+ERR_TMEM_PAIR = 70
+ERR_TMEM_PAIR_COUNT = 71
 # 50 to 59 wgmma, 60 to 89 tcgen05, 90 to 99 launches (clusterlaunchcontrol, griddepcontrol)
 
 #: state spaces of an access, as generated code passes them

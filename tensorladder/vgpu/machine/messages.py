@@ -80,6 +80,21 @@ _TEXT = {
     L.ERR_COLLECTIVE_MASK: "a lane executes a collective whose member mask does not name it",
     L.ERR_REMOTE: "shared address {address:#x} belongs to no CTA of this cluster",
     L.ERR_WRONG_SPACE: "address {address:#x} is not in the state space of the instruction",
+    L.ERR_TMEM_NONE: "this architecture has no tensor memory",
+    L.ERR_TMEM_COUNT: "tensor memory of {a} columns: a power of two from 32 to 512 is wanted",
+    L.ERR_TMEM_GROWS: "tcgen05.alloc of {a} columns after one of {b}: a CTA's allocations must not grow",
+    L.ERR_TMEM_PERMIT: "tcgen05.alloc after tcgen05.relinquish_alloc_permit in the same CTA",
+    L.ERR_TMEM_DEALLOC: "tcgen05.dealloc of {a} columns at tensor memory address {address:#010x}, where this CTA has an "
+    "allocation of {b} columns",
+    L.ERR_TMEM_LEAK: "the CTA ended with {a} columns of tensor memory (at {address:#010x}) that were not deallocated",
+    L.ERR_TMEM_UNIFORM: "lanes of the warp name different operands of one collective ({a:#x} and {b:#x})",
+    L.ERR_TMEM_LANES: "tensor memory address {address:#010x} names lane {b}; this warp reaches lanes {a} to "
+    "{a} + 31 only",
+    L.ERR_TMEM_ROW: "tensor memory address {address:#010x}: its lane must be a multiple of {a} here",
+    L.ERR_TMEM_COLUMNS: "tensor memory columns {a} to {b} at address {address:#010x} are not all allocated to this "
+    "CTA",
+    L.ERR_TMEM_PAIR: "cta_group::2 in a cluster where CTA {a} has no peer",
+    L.ERR_TMEM_PAIR_COUNT: "tcgen05.alloc of {a} columns where the CTA pair's other half asks for {b}",
     L.ERR_TIMEOUT: "stopped",
 }
 
@@ -196,9 +211,25 @@ def _describe_wait(kind: int, a: int, b: int, unit, slot: int, where: str, block
         return f"wait for the cluster's other threads to arrive at barrier.cluster, {where}"
     if kind in (L.WAIT_CP, L.WAIT_BULK, L.WAIT_BULK_READ):
         return f"wait for asynchronous copies, {blocked}"
+    if kind == L.WAIT_TMEM_ALLOC:
+        return _describe_alloc(a, b, unit, slot, blocked)
+    if kind == L.WAIT_TMEM_STORE:
+        return f"wait for the warp's tcgen05.st, {blocked}"
     if kind == 0:
         return f"spin at {where}, where nothing changes"
     return f"wait, {where}"
+
+
+def _describe_alloc(columns: int, pair: int, unit, slot: int, blocked: str) -> str:
+    """A waiting tcgen05.alloc: what of the SM's tensor memory is free, and who may not be asked for more."""
+    t = unit.ctas[slot * L.C_BYTES + L.C_TMEM]
+    granules = np.ctypeslib.as_array((ctypes.c_int64 * (L.T_LOCK // 8 + 1)).from_address(t))
+    free = L.TMEM_GRANULE * int((granules[: L.TMEM_COLUMNS // L.TMEM_GRANULE] == 0).sum())
+    holder = int(granules[L.T_LOCK // 8])
+    other = holder not in (0, unit.ctas.address + slot * L.C_BYTES)
+    who = "; another CTA of its SM has the permit to allocate" if other else ""
+    peer = " with its peer CTA" if pair else ""
+    return f"wait for {columns} columns of tensor memory{peer} ({free} are free on its SM{who}), {blocked}"
 
 
 def mbarrier_fields(word: int) -> tuple[int, int, int, int]:

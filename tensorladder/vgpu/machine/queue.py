@@ -13,7 +13,7 @@ from tensorladder.vgpu.machine.raw import ld64, st64
 
 NEVER = 1 << 62
 #: rows of the latency table (L_LATENCY, latency.Timing.rows): cycles, and bytes (tensor: multiply-adds of f16) a cycle
-LAT_CP_ASYNC, LAT_TMA_LOAD, LAT_TMA_STORE, LAT_BULK, LAT_TENSOR = 0, 1, 2, 3, 4
+LAT_CP_ASYNC, LAT_TMA_LOAD, LAT_TMA_STORE, LAT_BULK, LAT_TENSOR, LAT_TMEM = 0, 1, 2, 3, 4, 5
 LATENCY_ROW = 16
 #: cycles between reading a store's source and its write being complete (timed)
 STORE_TAIL = 300
@@ -71,6 +71,8 @@ def ready_time(w, row, size):
         return now + (r & 0xFFF) if r & 0x3000 else now + (r & 0x3FFFF)
     if policy == L.POLICY_TIMED:
         p = ld64(launch + L.L_LATENCY) + row * LATENCY_ROW
+        if row == LAT_TMEM:  # no unit that others keep busy
+            return now + ld64(p)
         free = ld64(w + L.W_CTA) + L.C_TENSOR_CLOCK if row == LAT_TENSOR else ld64(w + L.W_UNIT) + L.U_TMA_CLOCK
         busy = size // max(ld64(p + 8), 1)
         start = max(now, ld64(free))

@@ -24,6 +24,7 @@ from tensorladder.vgpu.machine.raw import (
     st64,
     trailing_zeros,
 )
+from tensorladder.vgpu.machine.tmem import begin_cta, can_allocate, end_cta, stores_done
 from tensorladder.vgpu.machine.vectors import lanes_equal32, lanes_equal64
 
 SLICE = 16384
@@ -60,6 +61,7 @@ def start_cta(u, slot, linear):
     for i in range(16 * 4):
         st64(c + L.C_BAR + 8 * i, 0)
     st64(c + L.C_CLUSTER_BAR, 0)
+    begin_cta(c)
     shared = ld64(c + L.C_SHARED)
     size = ld64(c + L.C_SHARED_SIZE)
     fill_bytes(shared, 0xFF, size)
@@ -131,6 +133,10 @@ def condition(w, kind, a, b):
         return ld64(cluster_base(w) + L.C_CLUSTER_BAR) != a
     if kind == L.WAIT_CP or kind == L.WAIT_BULK or kind == L.WAIT_BULK_READ:
         return groups_done(w, kind, a, b)
+    if kind == L.WAIT_TMEM_ALLOC:
+        return can_allocate(w, a, b)
+    if kind == L.WAIT_TMEM_STORE:
+        return stores_done(w)
     return False
 
 
@@ -390,6 +396,7 @@ def run_slice(u, c, w, policy):
         settle_barriers(c)
         if live == 0:
             drain(u, c)
+            end_cta(c)
             st64(c + L.C_DONE, 1)
         return 2
     if code == L.RET_ERROR:

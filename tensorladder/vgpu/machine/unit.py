@@ -36,7 +36,9 @@ def _aligned(size: int, align: int = 4096) -> tuple[np.ndarray, int]:
 class Unit:
     """Memory for `slots` CTAs that one scheduler runs together."""
 
-    def __init__(self, launch: Words, kernel: int, low, slots: int, threads: int, shared_bytes: int):
+    def __init__(
+        self, launch: Words, kernel: int, low, slots: int, threads: int, shared_bytes: int, tensor_memory: bool = False
+    ):
         warps = -(-threads // L.LANES)
         self.slots, self.warps = slots, warps
         frame = low.frame_bytes
@@ -52,6 +54,8 @@ class Unit:
         maps = self._take((-(-shared_bytes // 64) + 64) * slots)
         self.warp_memory = warp_memory
         self.warp_view = self._keep[0]
+        # one SM a slot: CTAs that share an SM share the address
+        tmem = [self._tensor_memory() if tensor_memory else 0 for _ in range(slots)]
         ops = min(OPS_A_CTA * slots, 65536)
         self._ops(ops)
         u = self.words
@@ -72,6 +76,7 @@ class Unit:
                 (L.C_LAUNCH, launch.address),
                 (L.C_DONE, 1),
                 (L.C_NTHREADS, threads),
+                (L.C_TMEM, tmem[s]),
             ):
                 self.ctas[c + field] = value
             for n in range(warps):
@@ -83,6 +88,14 @@ class Unit:
     def _take(self, size: int) -> int:
         raw, address = _aligned(size)
         self._keep.append(raw)
+        return address
+
+    def _tensor_memory(self) -> int:
+        """Tensor memory of an SM, all of it free (an allocation poisons what it gets)."""
+        address = self._take(L.T_BYTES)
+        raw = self._keep[-1]
+        at = address - raw.ctypes.data
+        raw[at : at + L.T_DATA] = 0
         return address
 
     def _put(self, address: int, value: int) -> None:

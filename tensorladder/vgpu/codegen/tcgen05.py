@@ -1,0 +1,193 @@
+"""tcgen05.* but for the matrix products (PTX ISA 9.7.16, "TensorCore 5th Generation Family Instructions").
+
+Allocation, loads and stores of tensor memory, waits, fences, commit. tcgen05.mma is in `tcgen05_mma`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+from tensorladder.core.errors import Unsupported
+from tensorladder.vgpu.codegen.emit import Emitter
+from tensorladder.vgpu.codegen.modifiers import pick
+from tensorladder.vgpu.codegen.sync import FENCE_TCGEN05
+from tensorladder.vgpu.codegen.table import instruction
+from tensorladder.vgpu.machine import tmem as T
+from tensorladder.vgpu.machine.layout import SPACE_GENERIC, SPACE_SHARED
+from tensorladder.vgpu.ptx.nodes import Imm, Instr, Mem, Vec
+
+PAIR = ("cta_group::1", "cta_group::2")
+_SYNC = (("sync",), ("aligned",))
+#: (shape's number, registers a lane of x1) by name
+_SHAPES = {
+    "32x32b": (T.SHAPE_32X32B, 1), "16x64b": (T.SHAPE_16X64B, 1), "16x128b": (T.SHAPE_16X128B, 2),
+    "16x256b": (T.SHAPE_16X256B, 4), "16x32bx2": (T.SHAPE_16X32BX2, 1),
+}  # fmt: skip
+_COUNTS = {f"x{1 << k}": 1 << k for k in range(8)}
+_MOST_REGISTERS = 128
+
+
+def _what(i: Instr) -> str:
+    return i.mods[0] if i.mods else ""
+
+
+def _kind(i: Instr) -> str:
+    what = _what(i)
+    if what in ("alloc", "wait::st"):
+        return "block"
+    return "meet" if what in ("dealloc", "relinquish_alloc_permit", "ld", "st", "wait::ld") else ""
+
+
+@instruction("tcgen05", results=lambda i: int(_what(i) == "ld"), kind=_kind,
+             forms="alloc, dealloc, relinquish_alloc_permit; ld and st in every shape and count, .pack::16b, "
+                   ".unpack::16b; wait::ld, wait::st; commit with multicast; fence::before_thread_sync, "
+                   "fence::after_thread_sync; cta_group::1 and ::2",
+             refused="tcgen05.mma, tcgen05.mma.ws, tcgen05.cp, tcgen05.shift, .exclusive, ld.red, ld.spcompress, "
+                     "commit.sync_restrict")  # fmt: skip
+def tcgen05(e: Emitter, i: Instr):
+    """Dispatch on the operation."""
+    what = _what(i)
+    if what == "mma" and importlib.util.find_spec("tensorladder.vgpu.codegen.tcgen05_mma"):
+        from tensorladder.vgpu.codegen import tcgen05_mma
+
+        return tcgen05_mma.mma(e, i)
+    if what not in _OPERATIONS:
+        raise Unsupported(i.text)
+    return _OPERATIONS[what](e, i)
+
+
+def pair_of(i: Instr, group: str) -> int:
+    """1 for cta_group::2, 0 for ::1; the qualifier is mandatory."""
+    if not group:
+        raise Unsupported(i.text)
+    return int(group == "cta_group::2")
+
+
+def spill_address(e: Emitter, operand: object, slot: int) -> str:
+    """Spill a tensor memory address, `[taddr]` or a register, as i32 lanes."""
+    if isinstance(operand, Mem):
+        value = e.op(f"trunc <32 x i64> {e.address(operand)} to <32 x i32>")
+    else:
+        value = e.value(operand, "b32")
+    return e.spill(value, "<32 x i32>", slot)
+
+
+# ---------------------------------------------------------------- allocation
+def _alloc(e: Emitter, i: Instr):
+    _, group, _, _, space, ty = pick(i, ("alloc",), PAIR, *_SYNC, ("shared::cta",), ("b32",))
+    pair = pair_of(i, group)
+    if not ty:
+        raise Unsupported(i.text)
+    address = e.spill(e.address(i.operands[0]), "<32 x i64>", 0)
+    count = e.spill(e.value(i.operands[1], "u32"), "<32 x i32>", 1)
+    where = SPACE_SHARED if space else SPACE_GENERIC
+    go = e.call("tl_tmem_alloc", where, address, count, e.active(), pair, e.iid, fallible=True)
+    return e.op(f"icmp ne i64 {go}, 0"), True
+
+
+def _dealloc(e: Emitter, i: Instr) -> None:
+    _, group, _, _, ty = pick(i, ("dealloc",), PAIR, *_SYNC, ("b32",))
+    pair = pair_of(i, group)
+    if not ty:
+        raise Unsupported(i.text)
+    address = spill_address(e, i.operands[0], 0)
+    count = e.spill(e.value(i.operands[1], "u32"), "<32 x i32>", 1)
+    e.call("tl_tmem_dealloc", address, count, e.active(), pair, e.iid, fallible=True)
+
+
+def _relinquish(e: Emitter, i: Instr) -> None:
+    _, group, _, _ = pick(i, ("relinquish_alloc_permit",), PAIR, *_SYNC)
+    e.call("tl_tmem_relinquish", pair_of(i, group), e.iid, fallible=True)
+
+
+# ---------------------------------------------------------------- loads and stores
+def _form(i: Instr, what: str, packing: str) -> tuple[int, int, int]:
+    """(shape, registers a lane, columns a register's element takes)."""
+    _, _, _, shape, num, packed, ty = pick(i, (what,), *_SYNC, tuple(_SHAPES), tuple(_COUNTS), (packing,), ("b32",))
+    if not shape or not num or not ty:
+        raise Unsupported(i.text)
+    number, each = _SHAPES[shape]
+    count = each * _COUNTS[num]
+    if count > _MOST_REGISTERS:
+        raise Unsupported(f"{i.text} (.{num})")
+    return number, count, 2 if packed else 1
+
+
+def _split(i: Instr, shape: int, at: int) -> int:
+    """immHalfSplitoff of 16x32bx2: columns from the half of lanes 0 to 15 to that of lanes 16 to 31."""
+    if shape != T.SHAPE_16X32BX2:
+        return 0
+    half = i.operands[at]
+    if not isinstance(half, Imm) or half.value < 0:
+        raise Unsupported(f"{i.text} with split offset {getattr(half, 'value', half)}")
+    return half.value
+
+
+def _registers(i: Instr, operand: object, count: int) -> tuple:
+    items = operand.items if isinstance(operand, Vec) else (operand,)
+    if len(items) != count:
+        raise Unsupported(f"{i.text} with {len(items)} registers")
+    return items
+
+
+def _ld(e: Emitter, i: Instr) -> None:
+    shape, count, step = _form(i, "ld", "pack::16b")
+    items = _registers(i, i.operands[0], count)
+    spill_address(e, i.operands[1], T.SCRATCH_ADDRESS)
+    half = _split(i, shape, 2)
+    e.call("tl_tmem_ld", shape, count, half, step, e.active(), e.iid, fallible=True)
+    for n, item in enumerate(items):
+        e.set(item, e.reload("<32 x i32>", T.SCRATCH_REGISTERS + n), "b32")
+
+
+def _st(e: Emitter, i: Instr) -> None:
+    shape, count, step = _form(i, "st", "unpack::16b")
+    items = _registers(i, i.operands[-1], count)
+    for n, item in enumerate(items):
+        e.spill(e.value(item, "b32"), "<32 x i32>", T.SCRATCH_REGISTERS + n)
+    spill_address(e, i.operands[0], T.SCRATCH_ADDRESS)
+    half = _split(i, shape, 1)
+    e.call("tl_tmem_st", shape, count, half, step, e.active(), e.iid, fallible=True)
+
+
+# ---------------------------------------------------------------- order
+def _wait_ld(e: Emitter, i: Instr) -> None:
+    """A load delivers at once: nothing to wait for."""
+    pick(i, ("wait::ld",), *_SYNC)
+    if e.checked:
+        e.call("tl_hook_fence", FENCE_TCGEN05, e.active(), e.iid)
+
+
+def _wait_st(e: Emitter, i: Instr):
+    pick(i, ("wait::st",), *_SYNC)
+    go = e.call("tl_tmem_wait_st", e.active(), e.iid, fallible=True)
+    if e.checked:
+        e.call("tl_hook_fence", FENCE_TCGEN05 | 1 << 4, e.active(), e.iid)
+    return e.op(f"icmp ne i64 {go}, 0"), True
+
+
+def _fence(e: Emitter, i: Instr) -> None:
+    """Orders other threads' tcgen05 operations; the machine's threads see memory as it is."""
+    (side,) = pick(i, ("fence::before_thread_sync", "fence::after_thread_sync"))
+    if e.checked:
+        e.call("tl_hook_fence", FENCE_TCGEN05 | (2 if "before" in side else 3) << 4, e.active(), e.iid)
+
+
+def _commit(e: Emitter, i: Instr) -> None:
+    _, group, arrive, space, multicast, ty = pick(
+        i, ("commit",), PAIR, ("mbarrier::arrive::one",), ("shared::cluster",), ("multicast::cluster",), ("b64",)
+    )
+    pair = pair_of(i, group)
+    if not arrive or not ty:
+        raise Unsupported(i.text)
+    address = e.spill(e.address(i.operands[0]), "<32 x i64>", 0)
+    masks = e.spill(e.value(i.operands[1], "u16"), "<32 x i16>", 1) if multicast else "0"
+    where = SPACE_SHARED if space else SPACE_GENERIC
+    e.call("tl_tc_commit", where, address, masks, e.active(), pair, e.iid, fallible=True)
+
+
+_OPERATIONS = {
+    "alloc": _alloc, "dealloc": _dealloc, "relinquish_alloc_permit": _relinquish, "ld": _ld, "st": _st,
+    "wait::ld": _wait_ld, "wait::st": _wait_st, "commit": _commit,
+    "fence::before_thread_sync": _fence, "fence::after_thread_sync": _fence,
+}  # fmt: skip

@@ -1,0 +1,107 @@
+"""Issue of tcgen05's asynchronous operations (PTX ISA 9.7.16, "tcgen05 Memory Consistency Model").
+
+An instruction makes an operation with `effects.begin`, fills it in, and hands it to `issue`:
+
+    queue = queue_of(w, pair, lane, iid)       # 0: the error is recorded
+    op = begin(w, L.OP_TC_MMA, 1 << lane, iid)
+    ...                                        # the operation's own fields
+    issue(w, op, queue, work)                  # work: f16 multiply-adds, for the timed policy
+
+It takes effect (`effects.run_op`) when all of its queue before it have. tcgen05.st is of no such queue: nothing orders
+it with the others but tcgen05.wait::st and what follows that.
+"""
+
+from __future__ import annotations
+
+from tensorladder.vgpu.machine import layout as L
+from tensorladder.vgpu.machine.effects import begin, submit
+from tensorladder.vgpu.machine.hooks import EVENT_ISSUE, record
+from tensorladder.vgpu.machine.lanes import fail
+from tensorladder.vgpu.machine.mbarrier import mbarrier_at
+from tensorladder.vgpu.machine.native import export, helper
+from tensorladder.vgpu.machine.queue import LAT_TENSOR, LAT_TMEM, is_eager
+from tensorladder.vgpu.machine.raw import ld16, ld64, st64, trailing_zeros
+from tensorladder.vgpu.machine.tmem import (
+    SCRATCH_HOST,
+    SCRATCH_REGISTERS,
+    keep_store,
+    lane_words,
+    memory_of,
+    peer_of,
+    store_words,
+)
+
+
+@helper
+def queue_of(w, pair, iid):
+    """The queue of a warp's tcgen05 operations: its CTA, for cta_group::2 (pair) the pair's even CTA; 0 on error."""
+    if memory_of(w, iid) == 0:
+        return 0
+    cta = ld64(w + L.W_CTA)
+    if pair == 0:
+        return cta
+    peer = peer_of(w, iid)
+    return min(cta, peer) if peer != 0 else 0
+
+
+@helper
+def issue(w, op, queue, work):
+    """Put an operation that is filled in behind the others of its queue; work: f16 multiply-adds."""
+    st64(op + L.A_QUEUE, queue)
+    record(w, EVENT_ISSUE, queue, ld64(op + L.A_KIND), ld64(op + L.A_LANES), ld64(op + L.A_IID))
+    submit(w, op, LAT_TENSOR, work)
+    st64(w + L.W_PROGRESS, ld64(w + L.W_PROGRESS) + 1)
+
+
+@helper
+def cluster_size(w):
+    """CTAs in the warp's cluster."""
+    launch = ld64(w + L.W_LAUNCH)
+    return ld64(launch + L.L_CLUSTER) * ld64(launch + L.L_CLUSTER + 8) * ld64(launch + L.L_CLUSTER + 16)
+
+
+@export
+def tl_tc_commit(w, space, addresses, masks, lanes, pair, iid):
+    """tcgen05.commit: an operation a lane, one arrival; masks (i16 a lane; 0: no multicast) name the CTAs to tell."""
+    for lane in range(L.LANES):
+        if (lanes >> lane) & 1 == 0:
+            continue
+        queue = queue_of(w, pair, iid)
+        address = ld64(addresses + 8 * lane)
+        mask = -1
+        if masks != 0:
+            mask = ld16(masks + 2 * lane)
+            beyond = mask >> cluster_size(w)
+            if beyond != 0:
+                fail(w, L.ERR_MULTICAST, iid, lane, 0, mask, cluster_size(w) + trailing_zeros(beyond))
+                return 0
+        if queue == 0 or mbarrier_at(w, space, address, int(mask < 0), iid, lane) == 0:
+            return 0
+        op = begin(w, L.OP_TC_COMMIT, 1 << lane, iid)
+        if op == 0:
+            return 0
+        st64(op + L.A_MBAR, address & 0xFFFFFFFF)
+        st64(op + L.A_OP, mask)
+        issue(w, op, queue, 0)
+    return 1
+
+
+@export
+def tl_tmem_st(w, shape, count, half, step, lanes, iid):
+    """tcgen05.st of `count` registers a lane: the address in scratch 0, the registers from scratch 2 on."""
+    if not lane_words(w, shape, count, half, step, lanes, iid):
+        return 0
+    hosts = w + L.W_SCRATCH + 256 * SCRATCH_HOST
+    record(w, EVENT_ISSUE, ld64(hosts), L.OP_TC_ST, lanes, iid)
+    st64(w + L.W_PROGRESS, ld64(w + L.W_PROGRESS) + 1)
+    if is_eager(w):
+        store_words(hosts, w + L.W_SCRATCH + 256 * SCRATCH_REGISTERS, 256, shape, count, step, lanes)
+        return 1
+    op = begin(w, L.OP_TC_ST, lanes, iid)
+    if op == 0:
+        return 0
+    keep_store(op, w, shape, count, step)
+    st64(op + L.A_GROUP, 1 << 40)  # of no group
+    st64(op + L.A_QUEUE, w)  # a warp's stores reach the memory in order
+    submit(w, op, LAT_TMEM, 0)
+    return 1
