@@ -5,9 +5,8 @@ Allocation, loads and stores of tensor memory, waits, fences, commit. tcgen05.mm
 
 from __future__ import annotations
 
-import importlib.util
-
 from tensorladder.core.errors import Unsupported
+from tensorladder.vgpu.codegen import tcgen05_mma
 from tensorladder.vgpu.codegen.emit import Emitter
 from tensorladder.vgpu.codegen.modifiers import pick
 from tensorladder.vgpu.codegen.sync import FENCE_TCGEN05
@@ -41,15 +40,13 @@ def _kind(i: Instr) -> str:
 @instruction("tcgen05", results=lambda i: int(_what(i) == "ld"), kind=_kind,
              forms="alloc, dealloc, relinquish_alloc_permit; ld and st in every shape and count, .pack::16b, "
                    ".unpack::16b; wait::ld, wait::st; commit with multicast; fence::before_thread_sync, "
-                   "fence::after_thread_sync; cta_group::1 and ::2",
-             refused="tcgen05.mma, tcgen05.mma.ws, tcgen05.cp, tcgen05.shift, .exclusive, ld.red, ld.spcompress, "
-                     "commit.sync_restrict")  # fmt: skip
+                   "fence::after_thread_sync; cta_group::1 and ::2; " + tcgen05_mma.FORMS,
+             refused="tcgen05.cp, tcgen05.shift, .exclusive, ld.red, ld.spcompress, commit.sync_restrict; "
+                     + tcgen05_mma.REFUSED)  # fmt: skip
 def tcgen05(e: Emitter, i: Instr):
     """Dispatch on the operation."""
     what = _what(i)
-    if what == "mma" and importlib.util.find_spec("tensorladder.vgpu.codegen.tcgen05_mma"):
-        from tensorladder.vgpu.codegen import tcgen05_mma
-
+    if what == "mma":
         return tcgen05_mma.mma(e, i)
     if what not in _OPERATIONS:
         raise Unsupported(i.text)

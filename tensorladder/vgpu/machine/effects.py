@@ -9,6 +9,7 @@ from tensorladder.vgpu.machine.queue import enqueue, is_eager, new_op, pending_o
 from tensorladder.vgpu.machine.raw import ld64
 from tensorladder.vgpu.machine.remote import run_remote
 from tensorladder.vgpu.machine.tcgen05 import run_commit
+from tensorladder.vgpu.machine.tcmma import run_mma
 from tensorladder.vgpu.machine.tma import REDUCE, STORE, run_tma_load, run_tma_store
 from tensorladder.vgpu.machine.tmem import run_store
 
@@ -20,6 +21,8 @@ def run_op(u, op):
     eager = ld64(ld64(u + L.U_LAUNCH) + L.L_POLICY) == L.POLICY_EAGER
     if kind == L.OP_CP_ASYNC:
         return run_cp_async(op)
+    if kind == L.OP_TC_MMA:
+        return run_mma(op)
     if kind == L.OP_TMA_LOAD:
         return run_tma_load(op)
     if kind == L.OP_TMA_STORE:

@@ -283,6 +283,13 @@ ERR_TMEM_COLUMNS = 69
 ERR_TMEM_PAIR = 70
 ERR_TMEM_PAIR_COUNT = 71
 # 50 to 59 wgmma, 60 to 89 tcgen05, 90 to 99 launches (clusterlaunchcontrol, griddepcontrol)
+ERR_MMA_IDESC = 80  # tcgen05.mma: mma_rules.py has the words
+ERR_MMA_DESC = 81
+ERR_MMA_TILE = 82
+ERR_MMA_COLUMNS = 83
+ERR_MMA_LANE = 84
+ERR_MMA_LANES_DIFFER = 85
+ERR_MMA_SCALES = 86
 
 #: state spaces of an access, as generated code passes them
 SPACE_GLOBAL, SPACE_SHARED, SPACE_LOCAL, SPACE_GENERIC = 0, 1, 2, 3

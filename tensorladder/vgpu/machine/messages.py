@@ -9,6 +9,7 @@ import numpy as np
 
 from tensorladder.core.errors import KernelError, TensorladderError, Unsupported
 from tensorladder.vgpu.machine import layout as L
+from tensorladder.vgpu.machine import mma_rules
 from tensorladder.vgpu.machine.arena import Memory
 
 _SPACES = {0: "global", 1: "shared", 2: "local", 3: "generic"}
@@ -49,6 +50,8 @@ def error(compiled, words, memory: Memory, units: list) -> TensorladderError:
         text = f"assertion `{what}` failed ({os.path.basename(file)}:{b})"
     elif code == L.ERR_READ_ONLY:
         text = f"write to read-only memory: {memory.describe(address, a)}"
+    elif code in mma_rules.CODES:
+        text = mma_rules.describe(code, address, a, b)
     else:
         text = _TEXT.get(code, f"error {code}").format(address=address, a=a, b=b, rule=_map_rule(code, a, b))
     return KernelError(f"{text}; {at}; {who}")

@@ -23,7 +23,8 @@ from tensorladder.core.errors import MissingExtra
 
 #: modules whose exports make up the runtime, in order
 MODULES = ("memory", "atomics", "lanes", "warps", "barriers", "calls", "mbarrier", "matrices", "copies", "tma",
-           "remote_issue", "tmem", "tcgen05_issue", "issue", "hooks", "scheduler")  # fmt: skip
+           "remote_issue", "tmem", "tcgen05_issue", "issue", "hooks", "scheduler",
+           "tcmma_issue")  # fmt: skip
 
 #: what compiled code may call besides: memset and friends, mathematical functions, conversions of half floats
 _LIBRARIES = ("libc.so.6", "libm.so.6", "libgcc_s.so.1")
