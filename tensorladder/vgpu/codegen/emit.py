@@ -45,6 +45,8 @@ class Emitter:
         self.fallible = False
         self.instr: Instr | None = None
         self.runs: dict = {}  # loads of the block that are done together (loads.find)
+        self.framed: set[Reg] = set()  # registers that units read or write in the frame: always stored
+        self.moved: set[Reg] = set()  # of these, those that a unit writes, or that are moved from one
         self.declared: dict[str, str] = {}
         self.outlined: set[str] = set()
         self.block_values: dict[str, str] = {}  # of the current block, by what they are (see once)
@@ -188,9 +190,22 @@ class Emitter:
     def flush(self, keep: set[Reg]) -> None:
         """Store changed registers that are needed later (`keep`)."""
         for reg in self.dirty:
-            if reg in keep and reg in self.slots:
+            if (reg in keep or reg in self.framed) and reg in self.slots:
                 self.store_slot(reg)
         self.dirty.clear()
+
+    def to_frame(self, regs: list[Reg]) -> None:
+        """Store registers that have changed, for a unit to read."""
+        for reg in regs:
+            if reg in self.dirty:
+                self.store_slot(reg)
+                del self.dirty[reg]
+
+    def forget_framed(self) -> None:
+        """Registers that a unit may have changed are read from the frame anew."""
+        for reg in self.framed:
+            if reg not in self.dirty:
+                self.cache.pop(reg, None)
 
     def store_slot(self, reg: Reg) -> None:
         """Store a register's cached value to the frame."""

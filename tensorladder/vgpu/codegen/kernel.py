@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from tensorladder.core.errors import Unsupported, UsageError
-from tensorladder.vgpu.codegen import loads, table
+from tensorladder.vgpu.codegen import loads, table, wgmma
 from tensorladder.vgpu.codegen.control import reserve_stack
 from tensorladder.vgpu.codegen.emit import Emitter
 from tensorladder.vgpu.codegen.malformed import reading
@@ -54,9 +54,11 @@ def lower(module: PtxModule, name: str, checked: bool = False, upto: int | None 
     fn = inline(module, module.kernels[name])
     reserve_stack(fn)
     graph = Graph(fn, table.classify, table.results)
-    slots, frame_bytes = _frame(graph)
+    framed, moved = wgmma.registers_of(fn)
+    slots, frame_bytes = _frame(graph, framed)
     symbols, globals_, places = _symbols(module, fn)
     e = Emitter(slots, symbols, checked)
+    e.framed, e.moved = framed, moved
     builder = _Builder(e, graph, name, upto)
     ir = builder.build()
     lines = [("", 0, 0, 0, 0)] * len(fn.body)
@@ -101,9 +103,9 @@ def _clocked(fn: Function) -> bool:
     )
 
 
-def _frame(graph: Graph) -> tuple[dict[Reg, int], int]:
-    """Frame offsets of registers that live across blocks, 64-byte aligned lane vectors."""
-    live: dict[Reg, None] = {}
+def _frame(graph: Graph, framed: set[Reg]) -> tuple[dict[Reg, int], int]:
+    """Frame offsets of registers that live across blocks, or that units use: 64-byte aligned lane vectors."""
+    live: dict[Reg, None] = dict.fromkeys(sorted(framed, key=lambda r: r.index))
     for b in graph.blocks:
         for reg in sorted(b.live_in, key=lambda r: r.index):
             live[reg] = None

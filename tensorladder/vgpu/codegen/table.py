@@ -14,7 +14,8 @@ from tensorladder.vgpu.codegen.malformed import reading
 from tensorladder.vgpu.ptx.nodes import Instr
 
 FAMILIES = ("integer", "floating", "approx", "logic", "compare", "convert", "control", "memory", "atomic", "warp",
-            "sync", "matrix", "mbarrier", "async_copy", "tensor_copy", "tcgen05", "misc", "video")  # fmt: skip
+            "sync", "matrix", "mbarrier", "async_copy", "tensor_copy", "tcgen05", "misc", "video",
+            "wgmma")  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.machine.copies import drop_buffer, run_arrive, run_bulk_load, run_bulk_store, run_cp_async
 from tensorladder.vgpu.machine.native import helper
-from tensorladder.vgpu.machine.queue import enqueue, is_eager, new_op, pending_op, release_op, remove_at
+from tensorladder.vgpu.machine.queue import enqueue, is_eager, movable, new_op, pending_op, release_op, remove_at
 from tensorladder.vgpu.machine.raw import ld64
 from tensorladder.vgpu.machine.remote import run_remote
 from tensorladder.vgpu.machine.tcgen05 import run_commit
 from tensorladder.vgpu.machine.tcmma import run_mma
 from tensorladder.vgpu.machine.tma import REDUCE, STORE, run_tma_load, run_tma_store
 from tensorladder.vgpu.machine.tmem import run_store
+from tensorladder.vgpu.machine.wgmma import run_wgmma
 
 
 @helper
@@ -35,6 +36,8 @@ def run_op(u, op):
         return run_commit(op)
     if kind == L.OP_TC_ST:
         return run_store(op)
+    if kind == L.OP_WGMMA:
+        return run_wgmma(u, op)
     if kind == L.OP_REMOTE:
         return run_remote(op)
     if kind == L.OP_BULK_S2G or (kind == L.OP_BULK_REDUCE and ld64(op + L.A_MBAR) == 0):
@@ -51,14 +54,17 @@ def abandon(u):
 
 @helper
 def begin(w, kind, lanes, iid):
-    """A fresh operation; when the pool is full, the oldest one takes effect first."""
+    """A fresh operation; when the pool is full, the oldest one that can move takes effect first."""
     u = ld64(w + L.W_UNIT)
-    if ld64(u + L.U_NFREE) == 0 and ld64(u + L.U_COUNT) > 0:
-        op = pending_op(u, 0)
-        while not run_op(u, op):
-            pass
-        remove_at(u, 0)
-        release_op(u, op)
+    if ld64(u + L.U_NFREE) == 0:
+        for position in range(ld64(u + L.U_COUNT)):
+            if movable(u, position):
+                op = pending_op(u, position)
+                while not run_op(u, op):
+                    pass
+                remove_at(u, position)
+                release_op(u, op)
+                break
     return new_op(w, kind, lanes, iid)
 
 

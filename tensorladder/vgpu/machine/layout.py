@@ -175,8 +175,13 @@ U_STALLED = 120  # quiescent rounds since something happened
 U_ROUND = 128  # quiescent rounds in all
 U_SAVED = 136  # the round in which the warps' W_HASH were taken
 U_NEWS_CLOCK = 144  # clock at which something happened last
+U_MATRIX = 232  # buffer of MATRIX_BYTES
 U_INSTRS = 240  # warp instructions run
 U_BYTES = 512
+
+# ---------------------------------------------------------------- buffer of matrix products (U_MATRIX)
+MATRIX_TILE = 4 * 256 * 32  # bytes of an operand, unpacked
+MATRIX_BYTES = 4 * MATRIX_TILE
 
 # ---------------------------------------------------------------- tensor memory of an SM
 TMEM_LANES = 128
@@ -282,6 +287,11 @@ ERR_TMEM_ROW = 68
 ERR_TMEM_COLUMNS = 69
 ERR_TMEM_PAIR = 70
 ERR_TMEM_PAIR_COUNT = 71
+ERR_WGMMA_LANES = 50
+ERR_WGMMA_WARPS = 51
+ERR_WGMMA_DIFFER = 52
+ERR_WGMMA_DESC = 53
+ERR_WGMMA_BOUNDS = 54
 # 50 to 59 wgmma, 60 to 89 tcgen05, 90 to 99 launches (clusterlaunchcontrol, griddepcontrol)
 ERR_MMA_IDESC = 80  # tcgen05.mma: mma_rules.py has the words
 ERR_MMA_DESC = 81

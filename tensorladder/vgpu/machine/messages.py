@@ -48,6 +48,8 @@ def error(compiled, words, memory: Memory, units: list) -> TensorladderError:
     elif code == L.ERR_ASSERT:
         what, file = (ctypes.string_at(p).decode("utf-8", "replace") for p in (address, a))
         text = f"assertion `{what}` failed ({os.path.basename(file)}:{b})"
+    elif code == L.ERR_WGMMA_DIFFER:
+        text = f"the {'warps of a warpgroup' if b else 'lanes of a warp'} differ in {_DIFFER[a]}"
     elif code == L.ERR_READ_ONLY:
         text = f"write to read-only memory: {memory.describe(address, a)}"
     elif code in mma_rules.CODES:
@@ -98,6 +100,12 @@ _TEXT = {
     "CTA",
     L.ERR_TMEM_PAIR: "cta_group::2 in a cluster where CTA {a} has no peer",
     L.ERR_TMEM_PAIR_COUNT: "tcgen05.alloc of {a} columns where the CTA pair's other half asks for {b}",
+    L.ERR_WGMMA_LANES: "wgmma is executed by lanes {a:#x} of the warp only: all 128 threads of a warpgroup must",
+    L.ERR_WGMMA_WARPS: "wgmma by warp {a} of a warpgroup whose other warps the CTA of {b} warps does not have: a "
+    "warpgroup is four warps, the first a multiple of four",
+    L.ERR_WGMMA_DESC: "the matrix descriptor {address:#x} has bits that no descriptor has ({b:#x})",
+    L.ERR_WGMMA_BOUNDS: "the matrix descriptor's tile of {b} rows at shared address {address:#x} leaves the CTA's "
+    "shared memory ({a} bytes)",
     L.ERR_TIMEOUT: "stopped",
 }
 
@@ -120,6 +128,10 @@ TENSOR_MAP_RULES = (
     "the innermost coordinate is not at a multiple of 16 bytes",
     "a store or reduction may not start at a negative coordinate",
 )
+
+
+#: what the threads of a warpgroup may not differ in (wgmma_issue.DIFFER_*)
+_DIFFER = ("the descriptor of A", "the descriptor of B", "scale-d", "the instruction")
 
 
 def _map_rule(code: int, rule: int, b: int) -> str:
@@ -218,6 +230,8 @@ def _describe_wait(kind: int, a: int, b: int, unit, slot: int, where: str, block
         return _describe_alloc(a, b, unit, slot, blocked)
     if kind == L.WAIT_TMEM_STORE:
         return f"wait for the warp's tcgen05.st, {blocked}"
+    if kind == L.WAIT_WGMMA:
+        return f"wait for wgmma groups{_half_issued(unit, slot)}, {blocked}"
     if kind == 0:
         return f"spin at {where}, where nothing changes"
     return f"wait, {where}"
@@ -233,6 +247,20 @@ def _describe_alloc(columns: int, pair: int, unit, slot: int, blocked: str) -> s
     who = "; another CTA of its SM has the permit to allocate" if other else ""
     peer = " with its peer CTA" if pair else ""
     return f"wait for {columns} columns of tensor memory{peer} ({free} are free on its SM{who}), {blocked}"
+
+
+def _half_issued(unit, slot: int) -> str:
+    """Which warps have issued a wgmma of this CTA that the others of their warpgroup have not."""
+    u = unit.words
+    order = (ctypes.c_int64 * u[L.U_COUNT]).from_address(u[L.U_ORDER])
+    for index in order:
+        op = (ctypes.c_int64 * (L.A_BYTES // 8)).from_address(u[L.U_OPS] + index * L.A_BYTES)
+        mine = op[L.A_CTA // 8] == unit.ctas.address + slot * L.C_BYTES
+        if mine and op[L.A_KIND // 8] == L.OP_WGMMA and op[L.A_HELD // 8]:
+            first = (op[L.A_QUEUE // 8] - unit.ctas[slot * L.C_BYTES + L.C_WARPS]) // L.W_BYTES
+            names = [str(first + k) for k in range(4) if (op[L.A_SIZE // 8] >> k) & 1]
+            return f" (of warps {first} to {first + 3}, only {', '.join(names)} issued an operation)"
+    return ""
 
 
 def mbarrier_fields(word: int) -> tuple[int, int, int, int]:

@@ -24,7 +24,7 @@ from tensorladder.core.errors import MissingExtra
 #: modules whose exports make up the runtime, in order
 MODULES = ("memory", "atomics", "lanes", "warps", "barriers", "calls", "mbarrier", "matrices", "copies", "tma",
            "remote_issue", "tmem", "tcgen05_issue", "issue", "hooks", "scheduler",
-           "tcmma_issue")  # fmt: skip
+           "tcmma_issue", "wgmma_issue")  # fmt: skip
 
 #: what compiled code may call besides: memset and friends, mathematical functions, conversions of half floats
 _LIBRARIES = ("libc.so.6", "libm.so.6", "libgcc_s.so.1")
@@ -117,7 +117,7 @@ def _build() -> bytes:
     import llvmlite.binding as llvm
     from numba import types
 
-    from tensorladder.vgpu.machine import matmul, operands, tensorcore
+    from tensorladder.vgpu.machine import fragments, matmul, operands, tensorcore
 
     for name in MODULES:
         importlib.import_module(f"tensorladder.vgpu.machine.{name}")
@@ -140,7 +140,7 @@ def _build() -> bytes:
             merged.link_in(module)
     merged.link_in(llvm.parse_assembly("\n".join(wrappers)))
     features = llvm.get_host_cpu_features().flatten()
-    for text in (tensorcore.ir(), matmul.text(features), operands.text()):
+    for text in (tensorcore.ir(), matmul.text(features), operands.text(), fragments.text()):
         merged.link_in(llvm.parse_assembly(text))
     merged.link_in(llvm.parse_assembly(_COMPILER_SUPPORT))
     for f in merged.functions:

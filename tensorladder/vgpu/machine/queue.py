@@ -94,9 +94,14 @@ def postpone(u, op):
 
 @helper
 def enqueue(w, op, row, size):
-    """Append an operation to the pending ones."""
-    u = ld64(w + L.W_UNIT)
-    st64(op + L.A_READY, ready_time(w, row, size))
+    """Append an operation to the pending ones, with the time that the policy gives it."""
+    append(ld64(w + L.W_UNIT), op, ready_time(w, row, size))
+
+
+@helper
+def append(u, op, ready):
+    """Append an operation that may take effect from clock `ready` on to the pending ones."""
+    st64(op + L.A_READY, ready)
     count = ld64(u + L.U_COUNT)
     st64(ld64(u + L.U_ORDER) + 8 * count, (op - ld64(u + L.U_OPS)) // L.A_BYTES)
     st64(u + L.U_COUNT, count + 1)

@@ -26,6 +26,7 @@ from tensorladder.vgpu.machine.raw import (
 )
 from tensorladder.vgpu.machine.tmem import begin_cta, can_allocate, end_cta, stores_done
 from tensorladder.vgpu.machine.vectors import lanes_equal32, lanes_equal64
+from tensorladder.vgpu.machine.wgmma import groups_pending
 
 SLICE = 16384
 TIMED_SLICE = 256
@@ -113,6 +114,8 @@ def start_warp(u, c, w, n, threads, rank):
     st64(w + L.W_STATE, 0)
     st64(w + L.W_CLUSTER_ARRIVED, 0)
     st64(w + L.W_CLUSTER_DONE, 0)
+    st64(w + L.W_WGMMA_GROUP, 0)
+    st64(w + L.W_WGMMA_SEQ, 0)
     frame = ld64(w + L.W_FRAME)
     fill_bytes(frame, 0xFF, ld64(w + L.W_FRAME_BYTES))
     fill_bytes(ld64(w + L.W_LOCAL), 0xFF, L.LANES * ld64(w + L.W_LOCAL_SIZE))
@@ -137,6 +140,8 @@ def condition(w, kind, a, b):
         return can_allocate(w, a, b)
     if kind == L.WAIT_TMEM_STORE:
         return stores_done(w)
+    if kind == L.WAIT_WGMMA:
+        return not groups_pending(w, a)
     return False
 
 

@@ -62,6 +62,7 @@ class Unit:
         u[L.U_LAUNCH] = launch.address
         u[L.U_CTAS] = self.ctas.address
         u[L.U_NCTAS] = slots
+        u[L.U_MATRIX] = self._take(L.MATRIX_BYTES)
         u[L.U_RNG] = launch[L.L_SEED] * 2654435761 + 99
         for s in range(slots):
             c = s * L.C_BYTES

@@ -1,0 +1,181 @@
+"""Issue of WGMMA: what generated code calls for wgmma.mma_async, its groups, and moves of accumulators."""
+
+from __future__ import annotations
+
+from tensorladder.vgpu.machine import layout as L
+from tensorladder.vgpu.machine.effects import begin
+from tensorladder.vgpu.machine.hooks import EVENT_ISSUE, record
+from tensorladder.vgpu.machine.lanes import block, fail
+from tensorladder.vgpu.machine.native import export, helper
+from tensorladder.vgpu.machine.queue import LAT_TENSOR, NEVER, append, is_eager, ready_time, release_op, remove_at
+from tensorladder.vgpu.machine.raw import copy_bytes, ld64, st64
+from tensorladder.vgpu.machine.vectors import lanes_equal64
+from tensorladder.vgpu.machine.wgmma import (
+    FORM_N,
+    G_DESC_A,
+    G_DESC_B,
+    G_FORM,
+    G_FRAMES,
+    G_GROUPS,
+    G_ISSUED,
+    G_KEEP,
+    G_MOVE,
+    G_SOURCE,
+    G_TABLE,
+    G_TARGET,
+    groups_pending,
+    joined,
+    position_of,
+    reserved_bits,
+    run_wgmma,
+    start_fields,
+    warpgroup_of,
+    writer_of,
+)  # fmt: skip
+
+_ALL = 0xFFFFFFFF
+#: what the lanes or warps of a warpgroup may not differ in (ERR_WGMMA_DIFFER)
+DIFFER_A, DIFFER_B, DIFFER_SCALE, DIFFER_INSTRUCTION = range(4)
+
+
+@helper
+def uniform(w, descriptors, which, iid):
+    """Whether all lanes have the same good descriptor; the error is recorded."""
+    descriptor = ld64(descriptors)
+    same = lanes_equal64(descriptors, descriptor)
+    if same != _ALL:
+        fail(w, L.ERR_WGMMA_DIFFER, iid, 0, 0, which, 0)
+        return False
+    if reserved_bits(descriptor) != 0:
+        fail(w, L.ERR_WGMMA_DESC, iid, 0, descriptor, which, reserved_bits(descriptor))
+        return False
+    return True
+
+
+@helper
+def agree(w, op, form, a, b, keep, iid):
+    """Whether a warp issues what the others of its warpgroup have issued; the error is recorded."""
+    if ld64(op + L.A_IID) != iid or ld64(op + G_FORM) != form:
+        fail(w, L.ERR_WGMMA_DIFFER, iid, 0, 0, DIFFER_INSTRUCTION, 1)
+    elif ld64(op + G_DESC_A) != a:
+        fail(w, L.ERR_WGMMA_DIFFER, iid, 0, 0, DIFFER_A, 1)
+    elif ld64(op + G_DESC_B) != b:
+        fail(w, L.ERR_WGMMA_DIFFER, iid, 0, 0, DIFFER_B, 1)
+    elif ld64(op + G_KEEP) != keep:
+        fail(w, L.ERR_WGMMA_DIFFER, iid, 0, 0, DIFFER_SCALE, 1)
+    else:
+        return True
+    return False
+
+
+@helper
+def whole_warpgroup(w, lanes, iid):
+    """Whether 32 lanes of a warp execute, in a CTA that has the other warps of the warpgroup; the error is recorded."""
+    if lanes & _ALL != _ALL:
+        fail(w, L.ERR_WGMMA_LANES, iid, 0, 0, lanes & _ALL, 0)
+        return False
+    warp = ld64(w + L.W_WARPID)
+    if (warp | 3) >= ld64(ld64(w + L.W_CTA) + L.C_NWARPS):
+        fail(w, L.ERR_WGMMA_WARPS, iid, 0, 0, warp & ~3, ld64(ld64(w + L.W_CTA) + L.C_NWARPS))
+        return False
+    return True
+
+
+@helper
+def add_warp(w, op, slot):
+    """A warp's part of an operation."""
+    st64(op + G_FRAMES + 8 * slot, ld64(w + L.W_FRAME))
+    st64(op + G_GROUPS + 8 * slot, ld64(w + L.W_WGMMA_GROUP))
+    st64(op + G_ISSUED, ld64(op + G_ISSUED) | (1 << slot))
+
+
+@export
+def tl_wgmma_mma(w, table, form, a, b, keeps, lanes, iid):
+    """wgmma.mma_async of one warp.
+
+    table: the registers' offsets (G_TABLE); form: G_FORM; a, b: addresses of 32 descriptors (a 0: in registers); keeps,
+    lanes: lanes whose scale-d is true, and lanes that execute.
+    """
+    if not whole_warpgroup(w, lanes, iid):
+        return 0
+    if keeps != 0 and keeps != _ALL:
+        fail(w, L.ERR_WGMMA_DIFFER, iid, 0, 0, DIFFER_SCALE, 0)
+        return 0
+    if (a != 0 and not uniform(w, a, DIFFER_A, iid)) or not uniform(w, b, DIFFER_B, iid):
+        return 0
+    a = ld64(a) if a != 0 else 0
+    b = ld64(b)
+    keep = 1 if keeps != 0 else 0
+    u = ld64(w + L.W_UNIT)
+    queue = warpgroup_of(w)
+    seq = ld64(w + L.W_WGMMA_SEQ)
+    st64(w + L.W_WGMMA_SEQ, seq + 1)
+    op = joined(u, queue, seq)
+    if op == 0:
+        op = begin(w, L.OP_WGMMA, lanes, iid)
+        if op == 0:
+            return 0
+        start_fields(op, queue, seq)
+        st64(op + G_TABLE, table)
+        st64(op + G_FORM, form)
+        st64(op + G_DESC_A, a)
+        st64(op + G_DESC_B, b)
+        st64(op + G_KEEP, keep)
+        st64(op + L.A_HELD, 1)
+        append(u, op, NEVER)
+        record(w, EVENT_ISSUE, b & 0x3FFF, L.OP_WGMMA, lanes, iid)
+    elif not agree(w, op, form, a, b, keep, iid):
+        return 0
+    add_warp(w, op, ld64(w + L.W_WARPID) & 3)
+    if ld64(op + G_ISSUED) != 15:
+        return 0
+    st64(op + L.A_HELD, 0)
+    st64(op + L.A_WARP, w)
+    if not is_eager(w):
+        st64(op + L.A_READY, ready_time(w, LAT_TENSOR, 64 * 16 * ((form >> FORM_N) & 0x1FF)))
+        return 1
+    run_wgmma(u, op)
+    remove_at(u, position_of(u, op))
+    release_op(u, op)
+    st64(w + L.W_PROGRESS, ld64(w + L.W_PROGRESS) + 1)
+    return 1
+
+
+@export
+def tl_wgmma_move(w, source, target):
+    """A move between registers (offsets in the frame): now, or with the operation in flight that writes the source."""
+    u = ld64(w + L.W_UNIT)
+    writer = writer_of(w, source) if ld64(u + L.U_COUNT) > 0 else 0
+    if writer == 0:
+        frame = ld64(w + L.W_FRAME)
+        copy_bytes(frame + target, frame + source, 4 * L.LANES)
+        return 0
+    slot = ld64(w + L.W_WARPID) & 3
+    op = begin(w, L.OP_WGMMA, _ALL, ld64(writer + L.A_IID))
+    if op == 0:
+        return 0
+    start_fields(op, ld64(writer + L.A_QUEUE), -1)
+    add_warp(w, op, slot)
+    st64(op + G_GROUPS + 8 * slot, ld64(writer + G_GROUPS + 8 * slot))
+    st64(op + G_MOVE, 1)
+    st64(op + G_SOURCE, source)
+    st64(op + G_TARGET, target)
+    append(u, op, NEVER)
+    return 1
+
+
+@export
+def tl_wgmma_commit(w):
+    """wgmma.commit_group."""
+    st64(w + L.W_WGMMA_GROUP, ld64(w + L.W_WGMMA_GROUP) + 1)
+    return 0
+
+
+@export
+def tl_wgmma_wait(w, most, lanes, iid):
+    """wgmma.wait_group: 1 when at most `most` of the warp's committed groups are pending, else the lanes wait."""
+    group = ld64(w + L.W_WGMMA_GROUP) - most - 1
+    if not groups_pending(w, group):
+        return 1
+    block(w, lanes, L.WAIT_WGMMA, group, 0, iid)
+    return 0
