@@ -302,12 +302,16 @@ def tl_mbar_wait(w, space, addresses, tokens, mask, flags, iid):
     if passed < 0:
         return 0
     gave_up = timed_out(w, mask)
+    random = ld64(ld64(w + L.W_LAUNCH) + L.L_POLICY) == L.POLICY_RANDOM
     if passed != 0:
+        if flags & WAIT_BLOCKS and not random:
+            # others that wait for the same phases get a turn: code in which nothing else holds this warp back is
+            # common, and right on a chip whose warps go on side by side
+            st64(w + L.W_LIMIT, 0)
         record(w, EVENT_WAIT, ld64(addresses), 0, passed, iid)
         return passed
     if flags & WAIT_BLOCKS == 0 or gave_up != 0:
         return 0
-    random = ld64(ld64(w + L.W_LAUNCH) + L.L_POLICY) == L.POLICY_RANDOM
     if random and rng(ld64(w + L.W_UNIT) + L.U_RNG) & 7 == 0:
         return 0
     kind = L.WAIT_MBAR_STATE if flags & WAIT_BY_STATE else L.WAIT_MBAR
