@@ -22,7 +22,7 @@ Policy = Annotated[
 ]
 Seed = Annotated[int, typer.Option("--seed", help="seed of the inputs")]
 Numerics = Annotated[
-    str, typer.Option("--numerics", metavar="f32|f64", help="how the tensor cores accumulate")
+    str, typer.Option("--numerics", metavar="f32|f64|exact", help="how tensor cores accumulate (exact: sm_90)")
 ]
 Timeout = Annotated[
     float | None, typer.Option("--timeout", metavar="SECONDS", help="stop a launch on the virtual GPU after this long")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from tensorladder.core import arch
-from tensorladder.core.errors import Unsupported, UsageError
+from tensorladder.core.errors import UsageError
 from tensorladder.rungs.rung import RungInfo, catalog
 
 PLACES = ("vgpu", "gpu")
@@ -49,11 +49,9 @@ def parse_place(text: str) -> str:
 
 
 def parse_numerics(text: str) -> str:
-    """How the tensor cores accumulate; "exact" is refused until the hardware's rounding is modelled."""
+    """How the tensor cores accumulate."""
     if text not in NUMERICS:
-        raise UsageError(f"--numerics {text!r} is not a model of accumulation: use --numerics f32 or f64")
-    if text == "exact":
-        raise Unsupported("--numerics exact: the tensor cores' rounding is not modelled bit for bit yet; use f32")
+        raise UsageError(f"--numerics {text!r} is not a model of accumulation: use {', '.join(NUMERICS)}")
     return text
 
 

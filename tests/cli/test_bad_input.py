@@ -136,5 +136,5 @@ def test_a_gpu_that_is_not_there(ask, monkeypatch):
 
 
 def test_what_is_not_modelled_is_incomplete(ask):
-    said = ask("run", "a0", "--numerics", "exact")
+    said = ask("run", "a0", "--numerics", "exact", "--arch", "sm_100a")
     assert said.code == 3 and said.err.count("\n") == 1

@@ -16,6 +16,7 @@ from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.machine import messages
 from tensorladder.vgpu.machine.arena import Memory
 from tensorladder.vgpu.machine.latency import timing
+from tensorladder.vgpu.machine.numerics import parse_numerics, refuse_unmeasured
 from tensorladder.vgpu.machine.unit import Unit, Words
 
 POLICIES = {"eager": L.POLICY_EAGER, "lazy": L.POLICY_LAZY, "random": L.POLICY_RANDOM, "timed": L.POLICY_TIMED}
@@ -53,7 +54,8 @@ class Device:
 
     arch: architecture name ("sm_90a"). policy: when asynchronous effects happen (eager, lazy, random:SEED, timed).
     seed: of everything random. checked: run the variant with hazard hooks. timeout: seconds a launch may take.
-    workers: threads (default: all cores). numerics: "f32" (matrix products accumulate in f32 steps) or "f64".
+    workers: threads (default: all cores). numerics: how matrix products accumulate, "f32" (in steps of one fused
+    multiply-add), "f64" (rounded once an instruction) or "exact" (bit for bit as on the chip; sm_90 alone).
     """
 
     def __init__(
@@ -71,9 +73,8 @@ class Device:
         self.seed = (seed + policy_seed) & 0x7FFF_FFFF  # 31 bits: the generators multiply it
         self.checked, self.timeout = checked, timeout
         self.workers = workers or len(os.sched_getaffinity(0))
-        if numerics not in ("f32", "f64"):
-            raise UsageError(f"numerics {numerics!r}: choose f32 or f64")
         self.numerics = numerics
+        self.numerics_code = parse_numerics(numerics, self.arch)
         self.memory = Memory()
         self.output: Callable[[str], None] = lambda text: print(text, end="")
         self.seconds = 0.0  # of launches so far
@@ -101,6 +102,8 @@ class Device:
 
     def _check(self, launch: Launch, compiled) -> None:
         low = compiled.low
+        if self.numerics_code == L.NUMERICS_EXACT:
+            refuse_unmeasured(launch.kernel, low.lines)
         if len(launch.params) < low.param_bytes:
             raise UsageError(
                 f"kernel {launch.kernel}: {len(launch.params)} parameter bytes given, "
@@ -192,7 +195,7 @@ class _Run:
         w[L.L_CLOCK_KHZ] = times.clock_khz
         w[L.L_TIME0] = device.cycles * 1_000_000 // times.clock_khz + 1_000_000_000
         w[L.L_CLOCKED] = int(low.clocked)
-        w[L.L_NUMERICS] = int(device.numerics == "f64")
+        w[L.L_NUMERICS] = device.numerics_code
         latency = np.array(times.rows, np.int64)
         prints = np.zeros(_PRINT_BYTES, np.uint8)
         self.keep += [latency, prints]

@@ -149,7 +149,7 @@ L_HOOKS_SIZE = 280
 L_HOOKS_USED = 288
 L_GRIDID = 304
 L_CLOCK_KHZ = 312
-L_NUMERICS = 320  # 0: f32 accumulation in matrix instructions, 1: f64
+L_NUMERICS = 320  # of matrix instructions: NUMERICS_F32, ...
 L_TIME0 = 328  # %globaltimer at clock 0
 L_CLOCKED = 336  # the kernel reads a clock: time alone may end a loop
 L_BYTES = 512
@@ -241,6 +241,9 @@ OP_TC_ST = 17
 OP_CLC = 18  # clusterlaunchcontrol.try_cancel
 
 POLICY_EAGER, POLICY_LAZY, POLICY_RANDOM, POLICY_TIMED = 0, 1, 2, 3
+
+#: accumulation in f32 steps; in f64, rounded once an instruction; as Hopper's tensor cores do
+NUMERICS_F32, NUMERICS_F64, NUMERICS_EXACT = 0, 1, 2
 
 # what a kernel call returns to the scheduler
 RET_YIELD, RET_BLOCKED, RET_EXIT, RET_ERROR = 0, 1, 2, 3

@@ -12,13 +12,14 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.machine.native import helper
 
-#: float32 in steps of one fused multiply-add; float64 sums, rounded to float32 at the end; 32-bit integers, wrapping
-GEMM_F32, GEMM_F64, GEMM_S32 = 0, 1, 2
+#: float32 in steps of one fused multiply-add; float64 sums, rounded to float32 at the end; 32-bit integers, wrapping;
+#: as Hopper's tensor cores add (see _exact): 16-bit and tf32 operands, 8-bit ones, and sums rounded to f16
+GEMM_F32, GEMM_F64, GEMM_S32, GEMM_EXACT, GEMM_EXACT_F8, GEMM_EXACT_F16 = range(6)
 
 _I64 = ir.IntType(64)
-_KINDS = {GEMM_F32: "f32", GEMM_F64: "f64", GEMM_S32: "s32"}
 
 
 def block_shape(features: str) -> tuple[int, int]:
@@ -52,18 +53,52 @@ def _gemm_s32(typing, d, ds, a, ar, ac, b, bs, m, n, k):
     return types.void(*[types.int64] * 10), _extern("tl_gemm_s32", 10)
 
 
+@intrinsic
+def _gemm_exact(typing, d, ds, a, ar, ac, b, bs, m, n, k):
+    return types.void(*[types.int64] * 10), _extern("tl_gemm_exact", 10)
+
+
+@intrinsic
+def _gemm_exact_f8(typing, d, ds, a, ar, ac, b, bs, m, n, k):
+    return types.void(*[types.int64] * 10), _extern("tl_gemm_exact_f8", 10)
+
+
+@intrinsic
+def _gemm_exact_f16(typing, d, ds, a, ar, ac, b, bs, m, n, k):
+    return types.void(*[types.int64] * 10), _extern("tl_gemm_exact_f16", 10)
+
+
 @helper
 def gemm(kind, d, d_stride, a, a_row, a_col, b, b_stride, m, n, k):
-    """D += A B, of float32 (GEMM_F32, GEMM_F64) or int32 (GEMM_S32) elements; strides in bytes, m and n multiples of 8.
+    """D += A B, of float32 or (GEMM_S32) int32 elements; strides in bytes, m and n multiples of 8.
 
-    D[i][j] at d + i d_stride + 4 j, A[i][p] at a + i a_row + p a_col, B[p][j] at b + p b_stride + 4 j.
+    D[i][j] at d + i d_stride + 4 j, A[i][p] at a + i a_row + p a_col, B[p][j] at b + p b_stride + 4 j. All but GEMM_F32
+    and GEMM_S32 round once a call: k is then the instruction's.
     """
     if kind == GEMM_F32:
         _gemm_f32(d, d_stride, a, a_row, a_col, b, b_stride, m, n, k)
     elif kind == GEMM_F64:
         _gemm_f64(d, d_stride, a, a_row, a_col, b, b_stride, m, n, k)
-    else:
+    elif kind == GEMM_S32:
         _gemm_s32(d, d_stride, a, a_row, a_col, b, b_stride, m, n, k)
+    elif kind == GEMM_EXACT:
+        _gemm_exact(d, d_stride, a, a_row, a_col, b, b_stride, m, n, k)
+    elif kind == GEMM_EXACT_F8:
+        _gemm_exact_f8(d, d_stride, a, a_row, a_col, b, b_stride, m, n, k)
+    else:
+        _gemm_exact_f16(d, d_stride, a, a_row, a_col, b, b_stride, m, n, k)
+
+
+@helper
+def float_kind(numerics, narrow, half):
+    """The kind of a product of floats under a launch's L_NUMERICS; narrow: 8-bit operands, half: f16 accumulators."""
+    if numerics == L.NUMERICS_F64:
+        return GEMM_F64
+    if numerics == L.NUMERICS_F32:
+        return GEMM_F32
+    if narrow != 0:
+        return GEMM_EXACT_F8
+    return GEMM_EXACT_F16 if half != 0 else GEMM_EXACT
 
 
 @intrinsic
@@ -140,6 +175,103 @@ def _block(name: str, kind: str, rows: int, vectors: int, width: int) -> str:
     return "\n".join(w.lines)
 
 
+#: fraction bits below the largest exponent that terms keep; fraction bits of the result (None: rounded to f16)
+_EXACT = {"exact": (25, 23), "exact_f8": (13, 13), "exact_f16": (25, None)}
+_LOWEST = -133  # the largest exponent is taken to be at least this
+
+
+def _exponent(w: _Writer, value: str) -> str:
+    """Exponents of eight doubles that are zero (far below all others), or normal."""
+    bits = w.op(f"bitcast <8 x double> {value} to <8 x i64>")
+    raised = w.op(f"and <8 x i64> {w.op(f'lshr <8 x i64> {bits}, splat (i64 52)')}, splat (i64 2047)")
+    zero = w.op(f"icmp eq <8 x i64> {raised}, zeroinitializer")
+    plain = w.op(f"sub <8 x i64> {raised}, splat (i64 1023)")
+    return w.op(f"select <8 x i1> {zero}, <8 x i64> splat (i64 -5000), <8 x i64> {plain}")
+
+
+def _power(w: _Writer, exponent: str) -> str:
+    """Two to the power of eight integers."""
+    biased = w.op(f"add <8 x i64> {exponent}, splat (i64 1023)")
+    return w.op(f"bitcast <8 x i64> {w.op(f'shl <8 x i64> {biased}, splat (i64 52)')} to <8 x double>")
+
+
+def _larger(w: _Writer, a: str, b: str) -> str:
+    return w.op(f"call <8 x i64> @llvm.smax.v8i64(<8 x i64> {a}, <8 x i64> {b})")
+
+
+def _cut(w: _Writer, value: str) -> str:
+    return w.op(f"call <8 x double> @llvm.trunc.v8f64(<8 x double> {value})")
+
+
+def _exact(kind: str) -> str:
+    """One row by eight columns as Hopper's tensor cores add, measured on an H200 for mma.sync and wgmma.
+
+    e: the largest of the products' exponents (sums of their factors') and the accumulator's, which is -126 for f32
+    subnormals; at least -133. Every product and the accumulator are cut (toward zero) below 2**(e - 25), 2**(e - 13)
+    for 8-bit operands, and added without error. The sum is cut to f32, with 8-bit operands to 13 fraction bits;
+    accumulators of f16 are rounded to nearest even. A sum of zero is positive.
+    """
+    kept, fraction = _EXACT[kind]
+    w = _Writer()
+    formal = "ptr %d, i64 %ds, ptr %a, i64 %ar, i64 %ac, ptr %b, i64 %bs, i64 %k"
+    w.line(f"define internal void @gemm_{kind}_8({formal}) {{\nentry:")
+    c = w.op(f"fpext <8 x float> {w.op('load <8 x float>, ptr %d, align 4')} to <8 x double>")
+    zero = w.op(f"fcmp oeq <8 x double> {c}, zeroinitializer")
+    floor = w.op(f"select <8 x i1> {zero}, <8 x i64> splat (i64 {_LOWEST}), <8 x i64> splat (i64 -126)")
+    first = _larger(w, _exponent(w, c), floor)
+
+    def loop(name: str, state: str, ty: str, start: str, step) -> None:
+        came = {"max": "entry", "sum": "scale"}[name]
+        w.line(f"  br label %{name}\n{name}:\n  %p{name} = phi i64 [0, %{came}], [%n{name}, %{name}]")
+        w.line(f"  {state} = phi <8 x {ty}> [{start}, %{came}], [{state}n, %{name}]")
+        if name == "sum":
+            w.line(f"  %plain = phi <8 x double> [{c}, %{came}], [%plainn, %{name}]")
+        one = w.op(f"load float, ptr {w.at('%a', w.op(f'mul i64 %p{name}, %ac'))}, align 4")
+        one = w.op(f"insertelement <8 x double> poison, double {w.op(f'fpext float {one} to double')}, i64 0")
+        x = w.op(f"shufflevector <8 x double> {one}, <8 x double> poison, <8 x i32> zeroinitializer")
+        y = w.op(f"load <8 x float>, ptr {w.at('%b', w.op(f'mul i64 %p{name}, %bs'))}, align 4")
+        step(x, w.op(f"fpext <8 x float> {y} to <8 x double>"))
+        w.line(f"  %n{name} = add i64 %p{name}, 1\n  %m{name} = icmp slt i64 %n{name}, %k")
+        after = {"max": "scale", "sum": "round"}[name]
+        w.line(f"  br i1 %m{name}, label %{name}, label %{after}\n{after}:")
+
+    def highest(x: str, y: str) -> None:
+        e = w.op(f"add <8 x i64> {_exponent(w, x)}, {_exponent(w, y)}")
+        w.line(f"  %en = call <8 x i64> @llvm.smax.v8i64(<8 x i64> %e, <8 x i64> {e})")
+
+    def term(x: str, y: str) -> None:
+        product = w.op(f"fmul <8 x double> {x}, {y}")
+        cut = _cut(w, w.op(f"fmul <8 x double> {product}, {up}"))
+        w.line(f"  %sn = fadd <8 x double> %s, {cut}\n  %plainn = fadd <8 x double> %plain, {product}")
+
+    loop("max", "%e", "i64", first, highest)
+    up = _power(w, w.op(f"sub <8 x i64> splat (i64 {kept}), %en"))
+    down = _power(w, w.op(f"sub <8 x i64> %en, splat (i64 {kept})"))
+    start = _cut(w, w.op(f"fmul <8 x double> {c}, {up}"))
+    loop("sum", "%s", "double", start, term)
+    total = w.op(f"fmul <8 x double> %sn, {down}")
+    if fraction is None:
+        half = w.op(f"fptrunc <8 x double> {total} to <8 x half>")
+        result = w.op(f"fpext <8 x half> {half} to <8 x float>")
+    else:
+        e = _larger(w, _exponent(w, total), "splat (i64 -126)")
+        scaled = w.op(f"fmul <8 x double> {total}, {_power(w, w.op(f'sub <8 x i64> splat (i64 {fraction}), {e}'))}")
+        back = _power(w, w.op(f"sub <8 x i64> {e}, splat (i64 {fraction})"))
+        cut = w.op(f"fmul <8 x double> {_cut(w, scaled)}, {back}")
+        result = w.op(f"fptrunc <8 x double> {cut} to <8 x float>")
+    result = w.op(f"fadd <8 x float> {result}, zeroinitializer")  # a zero is positive
+    # an infinity or a NaN among the operands: what IEEE 754 gives, and one NaN for all
+    size = w.op("call <8 x double> @llvm.fabs.v8f64(<8 x double> %plainn)")
+    finite = w.op(f"fcmp olt <8 x double> {size}, splat (double 0x7FF0000000000000)")
+    ieee = w.op("fptrunc <8 x double> %plainn to <8 x float>")
+    result = w.op(f"select <8 x i1> {finite}, <8 x float> {result}, <8 x float> {ieee}")
+    number = w.op(f"fcmp ord <8 x float> {result}, {result}")
+    nan = "splat (float 0x7FFFFFFFE0000000)"
+    result = w.op(f"select <8 x i1> {number}, <8 x float> {result}, <8 x float> {nan}")
+    w.line(f"  store <8 x float> {result}, ptr %d, align 4\n  ret void\n}}")
+    return "\n".join(w.lines)
+
+
 def _driver(kind: str, rows: int, widths: list[int]) -> str:
     """tl_gemm_<kind>: strips of columns, the widest first; down each strip, block by block."""
     out = [f"define void @tl_gemm_{kind}(i64 %di, i64 %ds, i64 %ai, i64 %ar, i64 %ac, i64 %bi, i64 %bs, "
@@ -205,7 +337,7 @@ def _transpose() -> str:
 
 
 def text(features: str) -> str:
-    """LLVM IR of tl_gemm_f32, tl_gemm_f64, tl_gemm_s32 and tl_transpose32."""
+    """LLVM IR of tl_gemm_<kind> and tl_transpose32."""
     rows, columns = block_shape(features)
     parts = [
         f"declare <{n} x {t}> @llvm.fma.v{n}{s}(<{n} x {t}>, <{n} x {t}>, <{n} x {t}>)"
@@ -218,4 +350,11 @@ def text(features: str) -> str:
         parts.append(_block(f"gemm_s32_{width}", "s32", rows, vectors, lanes))
     parts.append(_block("gemm_f64_8", "f64", 4, 1, 8))
     parts += [_driver("f32", rows, widths), _driver("s32", rows, widths), _driver("f64", 4, [8]), _transpose()]
+    parts += [
+        "declare <8 x i64> @llvm.smax.v8i64(<8 x i64>, <8 x i64>)",
+        "declare <8 x double> @llvm.trunc.v8f64(<8 x double>)",
+        "declare <8 x double> @llvm.fabs.v8f64(<8 x double>)",
+    ]
+    for kind in _EXACT:
+        parts += [_exact(kind), _driver(kind, 1, [8])]
     return "\n".join(parts)
