@@ -1,6 +1,6 @@
 """tcgen05.* but for the matrix products (PTX ISA 9.7.16, "TensorCore 5th Generation Family Instructions").
 
-Allocation, loads and stores of tensor memory, waits, fences, commit. tcgen05.mma is in `tcgen05_mma`.
+Allocation, loads and stores of tensor memory, copies, shifts, waits, fences, commit. tcgen05.mma is in `tcgen05_mma`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from tensorladder.vgpu.codegen.emit import Emitter
 from tensorladder.vgpu.codegen.modifiers import pick
 from tensorladder.vgpu.codegen.sync import FENCE_TCGEN05
 from tensorladder.vgpu.codegen.table import instruction
+from tensorladder.vgpu.machine import tcgen05 as C
 from tensorladder.vgpu.machine import tmem as T
 from tensorladder.vgpu.machine.layout import SPACE_GENERIC, SPACE_SHARED
 from tensorladder.vgpu.ptx.nodes import Imm, Instr, Mem, Vec
@@ -39,10 +40,10 @@ def _kind(i: Instr) -> str:
 
 @instruction("tcgen05", results=lambda i: int(_what(i) == "ld"), kind=_kind,
              forms="alloc, dealloc, relinquish_alloc_permit; ld and st in every shape and count, .pack::16b, "
-                   ".unpack::16b; wait::ld, wait::st; commit with multicast; fence::before_thread_sync, "
-                   "fence::after_thread_sync; cta_group::1 and ::2; " + tcgen05_mma.FORMS,
-             refused="tcgen05.cp, tcgen05.shift, .exclusive, ld.red, ld.spcompress, commit.sync_restrict; "
-                     + tcgen05_mma.REFUSED)  # fmt: skip
+                   ".unpack::16b; wait::ld, wait::st; cp in every shape, with and without decompression; shift.down; "
+                   "commit with multicast; fence::before_thread_sync, fence::after_thread_sync; cta_group::1 and ::2; "
+                   + tcgen05_mma.FORMS,
+             refused=".exclusive, ld.red, ld.spcompress, commit.sync_restrict; " + tcgen05_mma.REFUSED)  # fmt: skip
 def tcgen05(e: Emitter, i: Instr):
     """Dispatch on the operation."""
     what = _what(i)
@@ -147,6 +148,38 @@ def _st(e: Emitter, i: Instr) -> None:
     e.call("tl_tmem_st", shape, count, half, step, e.active(), e.iid, fallible=True)
 
 
+# ---------------------------------------------------------------- copies and shifts
+#: (shape, multicast) -> machine.tcgen05.CP_*
+_COPIES = {
+    ("128x256b", ""): C.CP_128X256B, ("128x128b", ""): C.CP_128X128B, ("4x256b", ""): C.CP_4X256B,
+    ("64x128b", "warpx2::02_13"): C.CP_64X128B_02_13, ("64x128b", "warpx2::01_23"): C.CP_64X128B_01_23,
+    ("32x128b", "warpx4"): C.CP_32X128B,
+}  # fmt: skip
+_PACKINGS = {("", ""): C.CP_PLAIN, ("b8x16", "b6x16_p32"): C.CP_B6, ("b8x16", "b4x16_p64"): C.CP_B4}
+
+
+def _cp(e: Emitter, i: Instr) -> None:
+    shapes, multicasts = (tuple(dict.fromkeys(key[k] for key in _COPIES if key[k])) for k in (0, 1))
+    _, group, shape, multicast, to, source = pick(
+        i, ("cp",), PAIR, shapes, multicasts, ("b8x16",), ("b6x16_p32", "b4x16_p64")
+    )
+    pair = pair_of(i, group)
+    if (shape, multicast) not in _COPIES or (to, source) not in _PACKINGS:
+        raise Unsupported(i.text)
+    address = spill_address(e, i.operands[0], 0)
+    descriptor = e.spill(e.value(i.operands[1], "b64"), "<32 x i64>", 1)
+    what = (_COPIES[shape, multicast], _PACKINGS[to, source])
+    e.call("tl_tc_cp", address, descriptor, *what, e.active(), pair, e.iid, fallible=True)
+
+
+def _shift(e: Emitter, i: Instr) -> None:
+    _, group, way = pick(i, ("shift",), PAIR, ("down",))
+    pair = pair_of(i, group)
+    if not way:
+        raise Unsupported(i.text)
+    e.call("tl_tc_shift", spill_address(e, i.operands[0], 0), e.active(), pair, e.iid, fallible=True)
+
+
 # ---------------------------------------------------------------- order
 def _wait_ld(e: Emitter, i: Instr) -> None:
     """A load delivers at once: nothing to wait for."""
@@ -185,6 +218,6 @@ def _commit(e: Emitter, i: Instr) -> None:
 
 _OPERATIONS = {
     "alloc": _alloc, "dealloc": _dealloc, "relinquish_alloc_permit": _relinquish, "ld": _ld, "st": _st,
-    "wait::ld": _wait_ld, "wait::st": _wait_st, "commit": _commit,
+    "wait::ld": _wait_ld, "wait::st": _wait_st, "commit": _commit, "cp": _cp, "shift": _shift,
     "fence::before_thread_sync": _fence, "fence::after_thread_sync": _fence,
 }  # fmt: skip

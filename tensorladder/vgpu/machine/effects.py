@@ -8,7 +8,7 @@ from tensorladder.vgpu.machine.native import helper
 from tensorladder.vgpu.machine.queue import enqueue, is_eager, movable, new_op, pending_op, release_op, remove_at
 from tensorladder.vgpu.machine.raw import ld64
 from tensorladder.vgpu.machine.remote import run_remote
-from tensorladder.vgpu.machine.tcgen05 import run_commit
+from tensorladder.vgpu.machine.tcgen05 import run_commit, run_cp, run_shift
 from tensorladder.vgpu.machine.tcmma import run_mma
 from tensorladder.vgpu.machine.tma import REDUCE, STORE, run_tma_load, run_tma_store
 from tensorladder.vgpu.machine.tmem import run_store
@@ -34,6 +34,10 @@ def run_op(u, op):
         return run_arrive(op)
     if kind == L.OP_TC_COMMIT:
         return run_commit(op)
+    if kind == L.OP_TC_CP:
+        return run_cp(op)
+    if kind == L.OP_TC_SHIFT:
+        return run_shift(op)
     if kind == L.OP_TC_ST:
         return run_store(op)
     if kind == L.OP_WGMMA:

@@ -89,8 +89,10 @@ _TEXT = {
     L.ERR_TMEM_COUNT: "tensor memory of {a} columns: a power of two from 32 to 512 is wanted",
     L.ERR_TMEM_GROWS: "tcgen05.alloc of {a} columns after one of {b}: a CTA's allocations must not grow",
     L.ERR_TMEM_PERMIT: "tcgen05.alloc after tcgen05.relinquish_alloc_permit in the same CTA",
-    L.ERR_TMEM_DEALLOC: "tcgen05.dealloc of {a} columns at tensor memory address {address:#010x}, where this CTA has an "
-    "allocation of {b} columns",
+    L.ERR_TMEM_DEALLOC: "tcgen05.dealloc of {a} columns at tensor memory address {address:#010x}, where this CTA has "
+    "an allocation of {b} columns",
+    L.ERR_TMEM_SOURCE: "tcgen05.cp reads 16 bytes at shared address {address:#x}, outside of the CTA's shared memory",
+    L.ERR_TMEM_DESCRIPTOR: "matrix descriptor with layout type {a}, which does not exist",
     L.ERR_TMEM_LEAK: "the CTA ended with {a} columns of tensor memory (at {address:#010x}) that were not deallocated",
     L.ERR_TMEM_UNIFORM: "lanes of the warp name different operands of one collective ({a:#x} and {b:#x})",
     L.ERR_TMEM_LANES: "tensor memory address {address:#010x} names lane {b}; this warp reaches lanes {a} to "

@@ -20,13 +20,16 @@ from tensorladder.vgpu.machine.lanes import fail
 from tensorladder.vgpu.machine.mbarrier import mbarrier_at
 from tensorladder.vgpu.machine.native import export, helper
 from tensorladder.vgpu.machine.queue import LAT_TENSOR, LAT_TMEM, is_eager
-from tensorladder.vgpu.machine.raw import ld16, ld64, st64, trailing_zeros
+from tensorladder.vgpu.machine.raw import ld16, ld32, ld64, st64, trailing_zeros
+from tensorladder.vgpu.machine.tcgen05 import CP_4X256B, SHIFT_COLUMNS, cp_chunks, cp_rows
+from tensorladder.vgpu.machine.tcmma_check import swizzle_of
 from tensorladder.vgpu.machine.tmem import (
     SCRATCH_HOST,
     SCRATCH_REGISTERS,
     keep_store,
     lane_words,
     memory_of,
+    owned,
     peer_of,
     store_words,
 )
@@ -83,6 +86,77 @@ def tl_tc_commit(w, space, addresses, masks, lanes, pair, iid):
         st64(op + L.A_MBAR, address & 0xFFFFFFFF)
         st64(op + L.A_OP, mask)
         issue(w, op, queue, 0)
+    return 1
+
+
+#: a copied byte's share of the tensor cores' time, in f16 multiply-adds: 128 bytes a cycle (timed; a guess)
+_WORK_A_BYTE = 32
+
+
+@helper
+def columns_ok(w, pair, address, align, count, iid, lane):
+    """Whether `count` columns from an address on belong to the CTA (and its peer) and its lane is a multiple of align.
+
+    align 0: any lane below 32. False with the error recorded.
+    """
+    row = address >> 16
+    if (align == 0 and row >= 32) or (align != 0 and (row >= L.TMEM_LANES or row % align != 0)):
+        fail(w, L.ERR_TMEM_ROW, iid, lane, address, max(align, 1), 0)
+        return False
+    cta = ld64(w + L.W_CTA)
+    column = address & 0xFFFF
+    fine = owned(ld64(cta + L.C_TMEM), cta, column, count)
+    if fine and pair != 0:
+        peer = peer_of(w, iid)
+        fine = owned(ld64(peer + L.C_TMEM), peer, column, count)
+    if not fine:
+        fail(w, L.ERR_TMEM_COLUMNS, iid, lane, address, column, column + count - 1)
+    return fine
+
+
+@export
+def tl_tc_cp(w, addresses, descriptors, shape, packing, lanes, pair, iid):
+    """tcgen05.cp: tensor memory addresses (i32 a lane) and matrix descriptors of the source (i64 a lane)."""
+    for lane in range(L.LANES):
+        if (lanes >> lane) & 1 == 0:
+            continue
+        queue = queue_of(w, pair, iid)
+        address = ld32(addresses + 4 * lane)
+        descriptor = ld64(descriptors + 8 * lane)
+        chunks = cp_chunks(shape)
+        align = 0 if shape == CP_4X256B else L.TMEM_LANES
+        if queue == 0 or not columns_ok(w, pair, address, align, 4 * chunks, iid, lane):
+            return 0
+        if swizzle_of(descriptor) < 0:
+            fail(w, L.ERR_TMEM_DESCRIPTOR, iid, lane, 0, (descriptor >> 61) & 7, 0)
+            return 0
+        op = begin(w, L.OP_TC_CP, 1 << lane, iid)
+        if op == 0:
+            return 0
+        st64(op + L.A_DST, address)
+        st64(op + L.A_SRC, descriptor)
+        st64(op + L.A_OP, shape | (packing << 8))
+        st64(op + L.A_FLAGS, pair)
+        issue(w, op, queue, cp_rows(shape) * chunks * 16 * _WORK_A_BYTE)
+    return 1
+
+
+@export
+def tl_tc_shift(w, addresses, lanes, pair, iid):
+    """tcgen05.shift.down: tensor memory addresses (i32 a lane)."""
+    for lane in range(L.LANES):
+        if (lanes >> lane) & 1 == 0:
+            continue
+        queue = queue_of(w, pair, iid)
+        address = ld32(addresses + 4 * lane)
+        if queue == 0 or not columns_ok(w, pair, address, L.LANES, SHIFT_COLUMNS, iid, lane):
+            return 0
+        op = begin(w, L.OP_TC_SHIFT, 1 << lane, iid)
+        if op == 0:
+            return 0
+        st64(op + L.A_DST, address)
+        st64(op + L.A_FLAGS, pair)
+        issue(w, op, queue, 31 * 32 * _WORK_A_BYTE)
     return 1
 
 
