@@ -107,6 +107,66 @@ def test_mma_with_half_sums_rounds_as_hopper():
     assert np.array_equal(c.view(np.uint16), RECORDED["mma_f16_f16"])
 
 
+#: one tile a CTA; a stride of zero between the groups of eight rows gives A eight times over
+WGMMA = """.version 8.4
+.target sm_90a
+.address_size 64
+.visible .entry k(.param .u64 pa, .param .u64 pb, .param .u64 pc) {{
+.reg .b64 %a, %b, %c, %t, %da, %db; .reg .b32 %i, %n, %r, %h, %o, %s, %f<4>, %x<4>; .reg .pred %p, %z;
+.shared .align 128 .b8 tiles[512];
+ld.param.u64 %a, [pa]; ld.param.u64 %b, [pb]; ld.param.u64 %c, [pc];
+mov.u32 %i, %tid.x; mov.u32 %n, %ctaid.x; mul.wide.u32 %t, %n, 256;
+add.s64 %a, %a, %t; add.s64 %b, %b, %t; mul.wide.u32 %t, %n, {tile}; add.s64 %c, %c, %t;
+mov.u32 %s, tiles; shr.u32 %r, %i, 1; and.b32 %h, %i, 1;
+mad.lo.u32 %o, %h, 128, %s; mad.lo.u32 %o, %r, 16, %o;
+setp.ge.u32 %p, %i, 16; @%p bra JOIN;
+mul.wide.u32 %t, %i, 16; add.s64 %a, %a, %t; add.s64 %b, %b, %t;
+ld.global.v4.b32 {{%x0, %x1, %x2, %x3}}, [%a]; st.shared.v4.b32 [%o], {{%x0, %x1, %x2, %x3}};
+ld.global.v4.b32 {{%x0, %x1, %x2, %x3}}, [%b]; st.shared.v4.b32 [%o+256], {{%x0, %x1, %x2, %x3}};
+JOIN:
+fence.proxy.async; bar.sync 0;
+and.b32 %s, %s, 0x3ffff; shr.u32 %s, %s, 4; cvt.u64.u32 %da, %s; or.b64 %da, %da, 0x80000; add.s64 %db, %da, 16;
+and.b32 %i, %i, 31; mul.wide.u32 %t, %i, {item}; add.s64 %c, %c, %t; setp.eq.u32 %z, %i, %i;
+{body}
+ret; }}
+"""
+WGMMA_TAIL = """wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;
+mov.u32 %i, %tid.x; setp.ge.u32 %p, %i, 32; """
+WGMMA_F32 = (
+    """ld.global.v2.b32 {{%f0, %f1}}, [%c]; mov.b32 %f2, %f0; mov.b32 %f3, %f1; wgmma.fence.sync.aligned;
+wgmma.mma_async.sync.aligned.{shape}.f32.{ty}.{ty} {{%f0,%f1,%f2,%f3}}, %da, %db, %z, 1, 1{majors};
+"""
+    + WGMMA_TAIL
+    + "@!%p st.global.v2.b32 [%c], {{%f0, %f1}};"
+)
+WGMMA_F16 = (
+    """ld.global.b32 %f0, [%c]; mov.b32 %f1, %f0; wgmma.fence.sync.aligned;
+wgmma.mma_async.sync.aligned.m64n8k16.f16.f16.f16 {%f0,%f1}, %da, %db, %z, 1, 1, 0, 0;
+"""
+    + WGMMA_TAIL
+    + "@!%p st.global.b32 [%c], %f0;"
+)
+
+
+@pytest.mark.parametrize("ty", TYPES)
+def test_a_wgmma_kernel_rounds_as_hopper(ty):
+    shape = {"tf32": "m64n8k8", "e4m3": "m64n8k32", "e5m2": "m64n8k32"}.get(ty, "m64n8k16")
+    body = WGMMA_F32.format(shape=shape, ty=ty, majors=", 0, 0" if shape == "m64n8k16" else "")
+    a, b, c = (RECORDED[f"{n}_{ty}"].copy() for n in "abc")
+    launch(WGMMA.format(tile=256, item=8, body=body), "k", len(a), 128, [a, b, c],
+           device=Device("sm_90a", numerics="exact"))  # fmt: skip
+    assert np.array_equal(c, RECORDED[f"wgmma_{ty}"])
+
+
+def test_a_wgmma_kernel_with_half_sums_rounds_as_hopper():
+    with np.errstate(over="ignore"):
+        c = RECORDED["c_f16"].view(np.float32).astype(np.float16)
+    a, b = RECORDED["a_f16"].copy(), RECORDED["b_f16"].copy()
+    launch(WGMMA.format(tile=128, item=4, body=WGMMA_F16), "k", len(a), 128, [a, b, c],
+           device=Device("sm_90a", numerics="exact"))  # fmt: skip
+    assert np.array_equal(c.view(np.uint16), RECORDED["mma_f16_f16"])
+
+
 def test_refused_where_not_measured():
     with pytest.raises(Unsupported, match="sm_100a"):
         Device("sm_100a", numerics="exact")

@@ -19,6 +19,7 @@ from tensorladder.vgpu.machine.matmul import transpose
 from tensorladder.vgpu.machine.native import helper
 from tensorladder.vgpu.machine.queue import pending_op, release_op, remove_at
 from tensorladder.vgpu.machine.raw import copy_bytes, ld32, ld64, st64
+from tensorladder.vgpu.machine.wgmma_exact import multiply_exact
 
 # ---------------------------------------------------------------- an operation's fields (after those of layout.A_)
 G_FRAMES = 256  # of the four warps, i64 each
@@ -159,11 +160,14 @@ def run_mma(u, op):
     pitch = lines_of(w, ld64(op + G_DESC_B), (form >> FORM_MN_B) & 1, n, (form >> FORM_B) & 0xF, k, buffer, iid)
     if pitch == 0:
         return
-    F.pack_columns(packed, lines, pitch, k, n // 8)
     product = (form >> FORM_PRODUCT) & 7
-    if product < F.S32 and ld64(ld64(w + L.W_LAUNCH) + L.L_NUMERICS) != 0:
-        product += 1
-    multiply(product, table, frames, spread, packed, n // 8, k, ld64(op + G_KEEP))
+    numerics = ld64(ld64(w + L.W_LAUNCH) + L.L_NUMERICS) if product < F.S32 else L.NUMERICS_F32
+    if numerics == L.NUMERICS_EXACT:
+        multiply_exact(product, ty, table, frames, spread, lines, pitch, n, k, ld64(op + G_KEEP), packed)
+    else:
+        F.pack_columns(packed, lines, pitch, k, n // 8)
+        product += numerics  # the wide form comes after the plain one
+        multiply(product, table, frames, spread, packed, n // 8, k, ld64(op + G_KEEP))
     record(w, EVENT_EFFECT, ld64(op + G_DESC_B) & 0x3FFF, L.OP_WGMMA, 0xFFFFFFFF, iid)
 
 
