@@ -213,13 +213,13 @@ class Mma:
                     out[step, r] |= a[row, col] << np.uint32(8 * size * e)
         return out
 
-    def product(self) -> np.ndarray:
-        """[64][n] codes of the result, computed in float64 (integers: exactly)."""
+    def product(self, again: int = 0) -> np.ndarray:
+        """[64][n] codes of the result in float64 (integers: exactly), the last instruction `again` times more."""
         a, b, c = self.matrices()
         av, bv = decode(a, self.a), decode(b, self.b_type)
         total = decode(c, self.d) * self.keep
         with np.errstate(all="ignore"):
-            for step in range(self.count):  # saturation is an instruction's
+            for step in (*range(self.count), *[self.count - 1] * again):  # saturation is an instruction's
                 part = slice(self.k * step, self.k * (step + 1))
                 total = total + self.scale_a * self.scale_b * (av[:, part] @ bv[:, part].T)
                 if self.satfinite:
@@ -245,8 +245,17 @@ class Mma:
             values += [self.mn_b] if self.registers else [self.mn_a, self.mn_b]
         return "".join(f", {v}" for v in values)
 
-    def body(self, before_wait: str = "", wait: str = "wgmma.wait_group.sync.aligned 0;", inside: str = "") -> str:
-        """PTX; `before_wait` stands before the wait, `inside` between the instructions and the commit."""
+    def body(
+        self,
+        before: str = "",
+        inside: str = "",
+        before_wait: str = "",
+        wait: str = "wgmma.wait_group.sync.aligned 0;",
+    ) -> str:
+        """PTX. `before` stands before the first instruction, `inside` between the last one and the commit.
+
+        `{mma}` in the texts is one more instruction on the last operands, `{mma:%e}` the same with D in %e0, %e1, ...
+        """
         a_bytes, b_bytes = self.images_bytes()
         d = ", ".join(f"%d{r}" for r in range(self.d_count))
         lines = [f".reg .b32 %d<{self.d_count}>, %o, %end, %sa, %sb, %x<4>, %a<4>; .reg .b64 %p, %q, %da, %db, %s;",
@@ -273,18 +282,24 @@ class Mma:
             lines.append(f".reg .b32 %f<{4 * self.count}>;")
             lines += [f"ld.global.b32 %f{r}, [%q+{512 * r}];" for r in range(4 * self.count)]
         for step in range(self.count):
+            for which, mn, ty, rows in (("a", self.mn_a, self.a, 64), ("b", self.mn_b, self.b_type, self.n)):
+                if step:
+                    e = SIZES[ty]
+                    by = (self.first(step, mn, e, rows) - self.first(step - 1, mn, e, rows)) >> 4
+                    steps.append(f"add.u64 %d{which}, %d{which}, {by};")
             a = "%da"
             if self.registers:
                 a = "{" + ", ".join(f"%f{4 * step + r}" for r in range(4)) + "}"
             steps.append(f"{self.opcode} {{{d}}}, {a}, %db, %keep{self.tail};")
             steps.append("setp.eq.u32 %keep, 0, 0;")
-            for which, mn, ty, rows in (("a", self.mn_a, self.a, 64), ("b", self.mn_b, self.b_type, self.n)):
-                by = (self.first(step + 1, mn, SIZES[ty], rows) - self.first(step, mn, SIZES[ty], rows)) >> 4
-                steps.append(f"add.u64 %d{which}, %d{which}, {by};")
-        lines += ["wgmma.fence.sync.aligned;", *steps, inside, "wgmma.commit_group.sync.aligned;", before_wait, wait]
+        lines += [before, "wgmma.fence.sync.aligned;", *steps, inside, "wgmma.commit_group.sync.aligned;"]
+        lines += [before_wait, wait]
         lines += ["add.u64 %q, %p, %d;"]
         lines += [f"st.global.b32 [%q+{512 * r}], %d{r};" for r in range(self.d_count)]
-        return "\n".join(lines)
+        text = "\n".join(lines)
+        for mark, to in (("{mma}", d), ("{mma:%e}", d.replace("%d", "%e"))):
+            text = text.replace(mark, f"{self.opcode} {{{to}}}, {a}, %db, %keep{self.tail};")
+        return text
 
     def images_bytes(self) -> tuple[int, int]:
         """Bytes of the two tiles in shared memory, whole kilobytes (A in registers: none)."""
@@ -306,7 +321,7 @@ class Mma:
             found = self.image(a, self.mn_a, self.a)
             a_image[: len(found)] = found
         buffers = {"a": a_image, "b": b_image, "d": self.fragment(c)}
-        text = self.body(**{k: options.pop(k) for k in ("before_wait", "wait", "inside") if k in options})
+        text = self.body(**{k: options.pop(k) for k in ("before", "inside", "before_wait", "wait") if k in options})
         want = self.fragment(self.product())
         if self.values == "normal":
             options["compare"] = _close(self.d)

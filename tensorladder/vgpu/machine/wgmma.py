@@ -4,8 +4,8 @@ Each of the four warps issues its part (wgmma_issue); they meet in one operation
 come. Operations of a warpgroup take effect in order. At the effect, shared memory and A's registers are read and the
 accumulators are read and written in the frames of the warps, as late as the policy says.
 
-A plain move of an accumulator in flight is a second name for it (ptxas gives both one register): it is put into the
-queue behind its operation and takes effect with it.
+A plain move of an accumulator in flight is a second name for it (ptxas gives both one register): it waits in the pool
+for the operation that its warp issued last, and takes effect with it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tensorladder.vgpu.machine.wgmma_exact import multiply_exact
 # ---------------------------------------------------------------- an operation's fields (after those of layout.A_)
 G_FRAMES = 256  # of the four warps, i64 each
 G_GROUPS = 288  # the group that each warp had open
-G_SEQ = 320  # number of the operation in its warpgroup
+G_SEQ = 320  # number of the operation in its warpgroup; of a move: of the operation that its warp issues next
 G_TABLE = 328  # address of the offsets (i32) of D's registers and, where A is in registers, of A's four
 G_FORM = 336
 G_DESC_A = 344
@@ -199,17 +199,16 @@ def run_wgmma(u, op):
         return True
     run_mma(u, op)
     queue = ld64(op + L.A_QUEUE)
+    seq = ld64(op + G_SEQ) + 1
     position = position_of(u, op) + 1
     while position < ld64(u + L.U_COUNT):
         other = pending_op(u, position)
-        if ld64(other + L.A_QUEUE) != queue:
-            position += 1
-        elif ld64(other + G_MOVE) != 0:
+        if ld64(other + L.A_QUEUE) == queue and ld64(other + G_SEQ) == seq and ld64(other + G_MOVE) != 0:
             run_move(other)
             remove_at(u, position)
             release_op(u, other)
         else:
-            break
+            position += 1
     return True
 
 

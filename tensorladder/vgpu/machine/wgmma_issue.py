@@ -154,7 +154,11 @@ def tl_wgmma_move(w, source, target):
     op = begin(w, L.OP_WGMMA, _ALL, ld64(writer + L.A_IID))
     if op == 0:
         return 0
-    start_fields(op, ld64(writer + L.A_QUEUE), -1)
+    if writer_of(w, source) != writer:  # a full pool made it take effect
+        copy_bytes(ld64(w + L.W_FRAME) + target, ld64(w + L.W_FRAME) + source, 4 * L.LANES)
+        release_op(u, op)
+        return 0
+    start_fields(op, ld64(writer + L.A_QUEUE), ld64(w + L.W_WGMMA_SEQ))
     add_warp(w, op, slot)
     st64(op + G_GROUPS + 8 * slot, ld64(writer + G_GROUPS + 8 * slot))
     st64(op + G_MOVE, 1)
