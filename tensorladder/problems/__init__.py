@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tensorladder.core.errors import UsageError
 from tensorladder.problems.gemm import GEMM, GEMM_BATCHED, GEMM_COLWISE_SCALE
-from tensorladder.problems.layouts import SWIZZLE, TV_TO_MN
+from tensorladder.problems.layouts import DOUBLED, SWIZZLE, TV_TO_MN
 from tensorladder.problems.problem import (
     DTYPES,
     Case,
@@ -20,7 +20,8 @@ from tensorladder.problems.problem import (
 from tensorladder.problems.vector_add import VECTOR_ADD
 
 PROBLEMS: dict[str, Problem] = {
-    problem.name: problem for problem in (VECTOR_ADD, GEMM, GEMM_BATCHED, GEMM_COLWISE_SCALE, SWIZZLE, TV_TO_MN)
+    problem.name: problem
+    for problem in (VECTOR_ADD, GEMM, GEMM_BATCHED, GEMM_COLWISE_SCALE, SWIZZLE, TV_TO_MN, DOUBLED)
 }
 
 

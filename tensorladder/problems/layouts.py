@@ -1,10 +1,12 @@
-"""What the layout rungs compute: where the hardware puts things, as numbers.
+"""What the layout rungs compute: where the hardware puts things, as numbers, and a way through tensor memory.
 
-Both references are written from the PTX ISA alone, not with the package's layout algebra, so that each checks the
-other.
+The references of both layouts are written from the PTX ISA alone, not with the package's layout algebra, so that each
+checks the other.
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 
@@ -46,6 +48,10 @@ def _tv_compute(inputs: Arrays, shape: Shape, dtype: Dtype) -> Arrays:
     return {"MN": np.stack([m, n], axis=-1).astype(np.float64)}
 
 
+def _doubled_operands(shape: Shape, dtype: str) -> tuple[Operand, ...]:
+    return Operand("X", shape, dtype), Operand("Y", shape, dtype, output=True)
+
+
 def _exact(inputs: Arrays, reference: Arrays, shape: Shape, dtype: Dtype) -> Arrays:
     return {name: np.zeros_like(array) for name, array in reference.items()}
 
@@ -74,4 +80,17 @@ TV_TO_MN = Problem(
     bound=_exact,
     tolerance=lambda shape, dtype: 0.0,
     flops=lambda shape: 0,
+)
+
+DOUBLED = Problem(
+    name="doubled",
+    summary="Y = 2 X",
+    axes=("rows", "cols"),
+    default_shape=(200, 100),
+    dtypes=("fp32",),
+    operands=_doubled_operands,
+    compute=lambda inputs, shape, dtype: {"Y": 2 * inputs["X"]},
+    bound=_exact,
+    tolerance=lambda shape, dtype: 0.0,
+    flops=lambda shape: math.prod(shape),
 )

@@ -32,13 +32,19 @@ LADDER = [
     "b6-colwise-scaling",
     "b7-warp-specialized",
     "b8-register-double-buffering",
+    "d1-tcgen05",
+    "d1-tcgen05-subtiles",
+    "d2-warp-specialized",
+    "d3-two-cta",
+    "d4-persistent",
     "z0-swizzle",
     "z1-tv-to-mn",
+    "z2-tmem-lifecycle",
 ]
 
 
 def test_the_ladder_is_complete_and_in_order():
-    names = [info.name for info in catalog() if info.series in "abz"]
+    names = [info.name for info in catalog() if info.series in "abdz"]
     assert [name for name in names if name in LADDER] == LADDER
     assert len(set(names)) == len(names)
 

@@ -20,10 +20,17 @@ from tensorladder.rungs.rung import catalog, find, load
 pytest.importorskip("cutlass")
 pytest.importorskip("ml_dtypes")
 
-OURS = [info for info in catalog() if info.series in ("a", "b", "z")]
+OURS = [info for info in catalog() if info.series in ("a", "b", "d", "z")]
 SOME = sorted({(i.name, a, d) for i in OURS for a, d in ((i.archs[0], i.dtypes[0]), (i.archs[-1], i.dtypes[-1]))})
 REST = sorted({(i.name, a, d) for i in OURS for a in i.archs for d in i.dtypes} - set(SOME))
 MATRIX = [*SOME, *(pytest.param(*one, marks=pytest.mark.matrix) for one in REST)]
+
+# What every kernel with tensor memory has to have, and every kernel of CTA pairs.
+TCGEN05 = [r"tcgen05\.alloc", r"tcgen05\.relinquish", r"tcgen05\.dealloc", r"tcgen05\.wait::ld",
+           r"tcgen05\.fence::after_thread_sync", r"tcgen05\.fence::before_thread_sync"]  # fmt: skip
+PAIRS = [r"tcgen05\.mma\.cta_group::2\.kind::f16", r"tcgen05\.commit\.cta_group::2\S*multicast::cluster",
+         r"cp\.async\.bulk\.tensor\.2d\.shared::cluster\S*multicast::cluster\S*cta_group::2",
+         r"barrier\.cluster\.arrive", r"barrier\.cluster\.wait", r"mbarrier\.arrive\.shared::cluster"]  # fmt: skip
 
 # What makes a rung the rung it is: opcodes that its PTX must have.
 FEATURES = {
@@ -39,6 +46,14 @@ FEATURES = {
     "b6-colwise-scaling": ["mma.sync.aligned.m16n8k16", "mul.f32"],
     "b7-warp-specialized": ["setmaxnreg.inc", "setmaxnreg.dec", "mbarrier.arrive.expect_tx", "bar.warp.sync"],
     "b8-register-double-buffering": ["bar.arrive", "setmaxnreg.inc", "ldmatrix.sync.aligned.m8n8.x4"],
+    "d1-tcgen05": [*TCGEN05, r"tcgen05\.mma\.cta_group::1\.kind::f16", r"tcgen05\.commit\.cta_group::1",
+                   r"tcgen05\.ld\.sync\.aligned\.32x32b\.x128"],
+    "d1-tcgen05-subtiles": [*TCGEN05, r"tcgen05\.mma\.cta_group::1", r"tcgen05\.ld\.sync\.aligned\.32x32b\.x32"],
+    "d2-warp-specialized": [*TCGEN05, r"tcgen05\.mma\.cta_group::1", r"bar\.sync\s+1, 128", "bar.warp.sync"],
+    "d3-two-cta": [*TCGEN05, *PAIRS],
+    "d4-persistent": [*TCGEN05, *PAIRS, r"cp\.async\.bulk\.tensor\.2d\.global\.shared::cta",
+                      r"fence\.proxy\.async\.shared::cta", r"cp\.async\.bulk\.wait_group\.read"],
+    "z2-tmem-lifecycle": [*TCGEN05, r"tcgen05\.st\.sync\.aligned\.32x32b\.x32", r"tcgen05\.wait::st"],
 }  # fmt: skip
 
 
@@ -102,6 +117,9 @@ def test_persistent_grids_follow_the_sm_count():
         program = compiled(name, shape=(256, 256, 32), sm_count=5, ctas_per_sm=2)
         grid = launch_of(name, (256, 256, 32), "fp32", program).grid
         assert grid[0] * grid[1] * grid[2] == 10
+    program = compiled("d4-persistent", shape=(2048, 2048, 64), sm_count=14)
+    launch = launch_of("d4-persistent", (2048, 2048, 64), "fp16", program)
+    assert launch.grid == (6, 2, 1) and launch.cluster == (2, 2, 1)
 
 
 REFUSALS = [
@@ -129,6 +147,29 @@ REFUSALS = [
     ("b7-warp-specialized", {"ctas_per_sm": 0}, "ctas_per_sm"),
     ("b7-warp-specialized", {"warps_m": 1}, "warps"),
     ("b8-register-double-buffering", {"stages": 20}, "stages"),
+    ("d1-tcgen05", {"arch": "sm_90a"}, "sm_90a"),
+    ("d1-tcgen05", {"dtype": "fp32"}, "fp32"),
+    ("d1-tcgen05", {"shape": (1, 64, 64)}, "M=1"),
+    ("d1-tcgen05", {"shape": (64, 1, 64)}, "N=1"),
+    ("d1-tcgen05", {"shape": (64, 64, 60)}, "K=60"),
+    ("d1-tcgen05", {"tile": (64, 128, 64)}, "tile"),
+    ("d1-tcgen05", {"tile": (128, 256, 64)}, "tile"),
+    ("d1-tcgen05", {"tile": (128, 128, 32)}, "tile"),
+    ("d1-tcgen05", {"stages": 8}, "stages"),
+    ("d1-tcgen05", {"stages": 1}, "stages"),
+    ("d1-tcgen05-subtiles", {"tile": (128, 272, 64)}, "tile"),
+    ("d1-tcgen05-subtiles", {"tile": (128, 96, 64), "subtile": 64}, "subtile"),
+    ("d1-tcgen05-subtiles", {"raster": 0}, "raster"),
+    ("d2-warp-specialized", {"stages": 5}, "stages"),
+    ("d2-warp-specialized", {"subtile": 48}, "subtile"),
+    ("d3-two-cta", {"tile": (128, 256, 64)}, "tile"),
+    ("d3-two-cta", {"cluster": (1, 2)}, "cluster"),
+    ("d3-two-cta", {"cluster": (4, 4)}, "cluster"),
+    ("d3-two-cta", {"cluster": (8, 1), "tile": (256, 96, 64)}, "cluster"),
+    ("d4-persistent", {"shape": (64, 60, 64)}, "N=60"),
+    ("d4-persistent", {"stages": 7}, "stages"),
+    ("d4-persistent", {"buffers": 0}, "buffers"),
+    ("d4-persistent", {"sm_count": 3}, "sm_count"),
     ("a0-vector-add", {"shape": (0,)}, "N=0"),
     ("a0-vector-add", {"vector_bytes": 3}, "vector_bytes"),
     ("a0-vector-add", {"threads": 2000}, "threads"),
@@ -145,6 +186,9 @@ REFUSALS = [
     ("z0-swizzle", {"shape": (64, 96)}, "cols=96"),
     ("z0-swizzle", {"rows": 12}, "rows"),
     ("z1-tv-to-mn", {"shape": (8, 8)}, "shape"),
+    ("z2-tmem-lifecycle", {"shape": (64, 30)}, "cols=30"),
+    ("z2-tmem-lifecycle", {"columns": 48}, "columns"),
+    ("z2-tmem-lifecycle", {"repeat": 128}, "repeat"),
 ]
 
 

@@ -19,6 +19,7 @@ SMALL = {
     "gemm_colwise_scale": (33, 17, 40),
     "swizzle": (24, 64),
     "tv_to_mn": (2, 4),
+    "doubled": (33, 20),
 }
 CASES = [(name, dtype) for name, problem in PROBLEMS.items() for dtype in problem.dtypes]
 
@@ -58,7 +59,7 @@ def test_one_wrong_element_is_found(name, dtype):
 
 @pytest.mark.parametrize("name", [name for name in PROBLEMS if name != "tv_to_mn"])
 def test_a_spoilt_input_is_found(name):
-    case = solved(name, "fp16")
+    case = solved(name, PROBLEMS[name].dtypes[0])
     spoilt = next(array for array in case.arrays if array not in case.outputs)
     case.arrays[spoilt][...] = 0
     verdict = examine(case)

@@ -70,11 +70,42 @@ CASES = [
     ("b8-register-double-buffering", "", "bf16", (130, 40, 72), {}),
     ("b8-register-double-buffering", "sm_120a", "fp16", (200, 264, 328), {"stages": 2}),
     ("b8-register-double-buffering", "", "fp16", (2, 8, 8), {}),
+    ("d1-tcgen05", "", "fp16", (128, 128, 1024), {"stages": 3}),
+    ("d1-tcgen05", "", "bf16", (130, 33, 72), {}),
+    ("d1-tcgen05", "", "fp16", (300, 257, 200), {"tile": (128, 64, 128), "stages": 2, "raster": 2}),
+    ("d1-tcgen05", "", "fp16", (2, 2, 8), {}),
+    ("d1-tcgen05-subtiles", "", "fp16", (128, 256, 576), {}),
+    ("d1-tcgen05-subtiles", "", "bf16", (130, 193, 72), {"tile": (128, 96, 64)}),
+    ("d1-tcgen05-subtiles", "", "fp16", (300, 260, 200), {"tile": (128, 160, 128), "subtile": 16, "stages": 2}),
+    ("d2-warp-specialized", "", "fp16", (128, 256, 832), {}),
+    ("d2-warp-specialized", "", "bf16", (130, 515, 72), {"subtile": 128}),
+    ("d2-warp-specialized", "", "fp16", (300, 260, 520), {"tile": (128, 64, 64), "stages": 2, "raster": 3}),
+    ("d2-warp-specialized", "", "fp16", (2, 2, 8), {}),
+    ("d3-two-cta", "", "fp16", (256, 512, 832), {"stages": 3}),
+    ("d3-two-cta", "", "bf16", (130, 41, 72), {"cluster": (2, 1)}),
+    ("d3-two-cta", "", "fp16", (1000, 700, 136), {"tile": (256, 128, 64), "cluster": (4, 2), "raster": 1}),
+    ("d3-two-cta", "", "fp16", (600, 260, 200), {"tile": (256, 64, 128), "cluster": (4, 1), "stages": 2}),
+    ("d4-persistent", "", "fp16", (1000, 776, 520), {"sm_count": 6, "cluster": (2, 1)}),
+    ("d4-persistent", "", "bf16", (130, 40, 72), {}),
+    ("d4-persistent", "", "fp16", (1030, 520, 200),
+     {"tile": (256, 128, 64), "sm_count": 4, "stages": 2, "buffers": 1, "subtile": 32, "raster": 1}),
+    ("d4-persistent", "", "fp16", (800, 1032, 136),
+     {"tile": (256, 128, 128), "sm_count": 8, "stages": 3, "buffers": 2, "subtile": 128, "cluster": (4, 2)}),
     ("z0-swizzle", "", "fp16", (64, 64), {}),
     ("z0-swizzle", "", "fp32", (13, 96), {"rows": 16}),
     ("z1-tv-to-mn", "", "int32", (2, 2), {}),
     ("z1-tv-to-mn", "sm_90a", "int32", (1, 4), {"bf16": True}),
+    ("z2-tmem-lifecycle", "", "fp32", (500, 260), {"columns": 128, "repeat": 128}),
+    ("z2-tmem-lifecycle", "", "fp32", (1, 4), {"columns": 32, "repeat": 1}),
 ]  # fmt: skip
+
+
+def runs_here(info):
+    """Skips a rung of which the GPU that is present runs no architecture."""
+    from tensorladder.silicon.target import archs_for
+
+    if not archs_for(info.archs):
+        pytest.skip(f"{info.name} is for {', '.join(info.archs)}")
 
 
 @pytest.mark.parametrize(
@@ -84,6 +115,8 @@ CASES = [
 )  # fmt: skip
 def test_right_result(number, name, arch, dtype, shape, knobs, on):
     info = find(name)
+    if on == "gpu":
+        runs_here(info)
     config = dataclasses.replace(load(info).RUNG.config(), **knobs)
     policy = POLICIES[number % len(POLICIES)] if on == "vgpu" else "eager"
     arch = arch or info.archs[0] if on == "vgpu" else None

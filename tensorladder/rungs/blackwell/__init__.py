@@ -1,0 +1,1 @@
+"""Rungs for sm_100a: tcgen05 MMA, tensor memory, CTA pairs."""

@@ -1,0 +1,43 @@
+"""The DSL's own cubin of every Blackwell rung holds the machine instructions that the rung is about.
+
+The virtual GPU runs the PTX; what a B200 runs is the cubin, and a compiler could have taken another way. Needs nvdisasm
+(PATH, or the package nvidia-cuda-nvdisasm).
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tensorladder.rungs.rung import catalog, load
+from tensorladder.silicon.disassemble import find_nvdisasm, sass
+
+pytest.importorskip("cutlass")
+pytestmark = pytest.mark.skipif(find_nvdisasm() is None, reason="no nvdisasm here")
+
+# UTCHMMA: tcgen05.mma. UTCBAR: tcgen05.commit. LDTM, STTM: tcgen05.ld, st. UTMALDG, UTMASTG: TMA. UTCATOMSWS: alloc and
+# dealloc. UCGABAR: the cluster barrier.
+ALLOC = [r"UTCATOMSWS\S*FIND_AND_SET", r"UTCATOMSWS\.AND"]
+ONE = [*ALLOC, r"UTCHMMA ", r"UTCBAR ", r"UTMALDG\.2D "]
+TWO = [*ALLOC, r"UTCHMMA\.2CTA", r"UTCBAR\.2CTA\.MULTICAST", r"UTMALDG\.2D\.2CTA", r"UTMALDG\.2D\.MULTICAST\.2CTA",
+       r"UCGABAR_ARV", r"UCGABAR_WAIT"]  # fmt: skip
+CLAIMS = {
+    "d1-tcgen05": [*ONE, r"LDTM\.x128"],
+    "d1-tcgen05-subtiles": [*ONE, r"LDTM\.x32"],
+    "d2-warp-specialized": [*ONE, r"LDTM\.x32"],
+    "d3-two-cta": [*TWO, r"LDTM\.x32"],
+    "d4-persistent": [*TWO, r"LDTM\.x64", r"UTMASTG\.2D", r"STS\.128"],
+    "z2-tmem-lifecycle": [*ALLOC, r"STTM\.x32", r"LDTM\.x32"],
+}
+BLACKWELL = [pytest.param(i, id=i.name) for i in catalog() if i.path.parent.name == "blackwell" or "tmem" in i.name]
+
+
+@pytest.mark.parametrize("info", BLACKWELL)
+def test_machine_code_holds_what_the_rung_claims(info):
+    (module,) = load(info).compile("sm_100a", info.default_shape, info.dtypes[0]).modules
+    text = sass(module.cubin)
+    missing = [claim for claim in CLAIMS[info.name] if not re.search(claim, text)]
+    assert not missing
+    # A warp MMA or a spill to local memory would be another kernel than the docstring's.
+    assert not re.search(r"\b(HMMA|LDL|STL)\b", text)
