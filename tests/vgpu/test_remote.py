@@ -113,11 +113,16 @@ def launch(case, policy, body=None):
 
 
 def test_every_policy_and_a_wait_that_is_missing():
+    import pytest
+
+    from tensorladder.core.errors import KernelError
+
     case = CASES[0]
     for policy in ("lazy", "timed", "random:1", "random:2"):
         assert (launch(case, policy) == _A[PEER]).all(), policy
     hasty = re.sub("WAIT:.*WAIT;", "", case.body)
-    assert not (launch(case, "lazy", hasty) == _A[PEER]).all()
+    with pytest.raises(KernelError, match=r"CTA [01] of this cluster, which has exited; st.async"):
+        launch(case, "lazy", hasty)
 
 
 def test_errors_and_refusals():

@@ -40,6 +40,8 @@ class Lowered:
     param_bytes: int = 0
     ordered: bool = False  # holds instructions that see other CTAs: one scheduler for all
     clocked: bool = False  # reads a clock
+    triggers: bool = False  # lets dependent launches start before its end
+    allocates: bool = False  # allocates tensor memory
     unsupported: list = field(default_factory=list)
     block_iids: list[int] = field(default_factory=list)  # first instruction of each block, by PC
 
@@ -68,6 +70,8 @@ def lower(module: PtxModule, name: str, checked: bool = False, upto: int | None 
     return Lowered(
         name, ir, frame_bytes, places["local"], places["static"], places["dynamic"], globals_, lines,
         dict(fn.directives), list(fn.params), fn.param_bytes, _ordered(fn), _clocked(fn),
+        _holds(fn, "griddepcontrol", "launch_dependents"),
+        _holds(fn, "tcgen05", "alloc"),
         builder.unsupported,
         [_first_iid(b) for b in graph.blocks],
     )  # fmt: skip
@@ -86,11 +90,16 @@ def _ordered(fn: Function) -> bool:
             return True
         if i.op in ("ld", "st") and not shared and _ORDERED_MODS.intersection(i.mods):
             return True
-        if i.op in ("clusterlaunchcontrol", "griddepcontrol"):
+        if i.op == "clusterlaunchcontrol":
             return True
         if i.op == "cp" and "reduce" in i.mods and "global" in i.mods:
             return True
     return False
+
+
+def _holds(fn: Function, op: str, mod: str) -> bool:
+    """Whether a kernel has an instruction with this modifier."""
+    return any(isinstance(i, Instr) and i.op == op and mod in i.mods for i in fn.body)
 
 
 def _clocked(fn: Function) -> bool:

@@ -137,7 +137,7 @@ def membar(e: Emitter, i: Instr) -> None:
         e.call("tl_hook_fence", kind | 1 << 4 | scope << 8, e.active(), i.index)
 
 
-# ---------------------------------------------------------------- time, registers, grids, debugging
+# ---------------------------------------------------------------- time, registers, debugging
 @instruction("nanosleep", results=0, kind="block", forms=".u32, immediate or register, at most a millisecond")
 def nanosleep(e: Emitter, i: Instr):
     """Sleep; other warps run meanwhile."""
@@ -156,13 +156,6 @@ def setmaxnreg(e: Emitter, i: Instr) -> None:
     if count.value % 8 or not 24 <= count.value <= 256:
         raise UsageError(f"PTX line {i.line}: {i.text} of {count.value}: a multiple of 8 from 24 to 256 is wanted")
     e.line(f"store i64 {count.value}, ptr {e.warp_ptr(L.W_MAXNREG)}")
-
-
-@instruction("griddepcontrol", results=0, forms=".launch_dependents, .wait: launches run one by one")
-def griddepcontrol(e: Emitter, i: Instr) -> None:
-    """The grids that this one depends on have ended before it starts."""
-    if pick(i, ("launch_dependents", "wait")) == [""]:
-        raise Unsupported(i.text)
 
 
 @instruction("pmevent", results=0, forms="immediate, .mask: no performance monitors to trigger")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.machine.copies import drop_buffer, run_arrive, run_bulk_load, run_bulk_store, run_cp_async
+from tensorladder.vgpu.machine.grids import run_cancel
 from tensorladder.vgpu.machine.native import helper
 from tensorladder.vgpu.machine.queue import enqueue, is_eager, movable, new_op, pending_op, release_op, remove_at
 from tensorladder.vgpu.machine.raw import ld64
@@ -44,6 +45,8 @@ def run_op(u, op):
         return run_wgmma(u, op)
     if kind == L.OP_REMOTE:
         return run_remote(op)
+    if kind == L.OP_CLC:
+        return run_cancel(op)
     if kind == L.OP_BULK_S2G or (kind == L.OP_BULK_REDUCE and ld64(op + L.A_MBAR) == 0):
         return run_bulk_store(u, op, eager)
     return run_bulk_load(op)

@@ -110,11 +110,13 @@ C_BAR_STRIDE = 32
 C_CLUSTER_BAR = 704  # generation of the cluster's barrier, in the CTA of rank 0
 C_TMEM = 712  # tensor memory of its SM (T_), 0 on architectures without
 C_TENSOR_CLOCK = 720  # when its tensor cores are free (timed)
+C_TRIGGERED = 728  # it lets dependent launches start (griddepcontrol.launch_dependents), or has exited
 C_TMEM_NO_PERMIT = 736  # the CTA has executed tcgen05.relinquish_alloc_permit
 C_TMEM_COLUMNS = 744  # of its last allocation, 0 before the first
 C_TMEM_FREED = 752  # i8 a granule: columns / 32 of what began there and was deallocated
 C_TMEM_WANT = 768  # columns that a waiting tcgen05.alloc of a CTA pair asks for
 C_TMEM_GRANT = 776  # 1 + the column that the peer's tcgen05.alloc took for it
+C_CLC_FAILED = 784  # it has seen that a clusterlaunchcontrol.try_cancel failed
 C_BYTES = 1024
 
 # ---------------------------------------------------------------- launch (read-only for workers, but for errors)
@@ -152,6 +154,10 @@ L_CLOCK_KHZ = 312
 L_NUMERICS = 320  # of matrix instructions: NUMERICS_F32, ...
 L_TIME0 = 328  # %globaltimer at clock 0
 L_CLOCKED = 336  # the kernel reads a clock: time alone may end a loop
+L_DEPENDS = 344  # launch whose end griddepcontrol.wait waits for, 0: none
+L_COMPLETE = 352  # all its CTAs have run, or were cancelled
+L_TRIGGERED = 360  # CTAs that let dependent launches start, have exited, or were cancelled
+L_FOLLOWED = 368  # a dependent launch comes next in the stream
 L_BYTES = 512
 
 RANGE_BYTES = 24
@@ -171,10 +177,14 @@ U_ORDER = 88  # i64 indices of pending operations, in order of issue
 U_FREE = 96  # stack of free slots
 U_NFREE = 104
 U_TMA_CLOCK = 112  # when the TMA unit is free (timed)
-U_STALLED = 120  # quiescent rounds since something happened
 U_ROUND = 128  # quiescent rounds in all
-U_SAVED = 136  # the round in which the warps' W_HASH were taken
-U_NEWS_CLOCK = 144  # clock at which something happened last
+U_GROUP = 136
+U_LOWEST = 144  # of the last round: the lowest clock of a warp that can run
+U_SPINNING = 152  # of the last round: warps that used up their slices with nothing to show for it
+U_DONE = 160  # all CTAs have run
+U_BATCH = 168  # clusters that start together once all before them are done, 0: each slot is filled when it is free
+U_COST = 184  # of an SM's room, a CTA's part (G_ROOM)
+U_LATE = 192  # a cluster that could start will do so in a later round
 U_MATRIX = 232  # buffer of MATRIX_BYTES
 U_INSTRS = 240  # warp instructions run
 U_BYTES = 512
@@ -182,6 +192,19 @@ U_BYTES = 512
 # ---------------------------------------------------------------- buffer of matrix products (U_MATRIX)
 MATRIX_TILE = 4 * 256 * 32  # bytes of an operand, unpacked
 MATRIX_BYTES = 4 * MATRIX_TILE
+
+# ---------------------------------------------------------------- group: units of successive launches, interleaved
+G_UNITS = 0  # address of an array of units, oldest launch first
+G_COUNT = 8
+G_MORE = 16  # dependent launches that the host has yet to bring
+G_ROOM = 24  # what is free of the SMs, ROOM each
+G_STALLED = 32  # quiescent rounds since something happened
+G_SAVED = 40  # the round in which the warps' W_HASH were taken
+G_NEWS_CLOCK = 48  # clock at which something happened last
+G_BYTES = 64
+ROOM = 1 << 20
+#: launches of a group that run at a time
+MOST_UNITS = 8
 
 # ---------------------------------------------------------------- tensor memory of an SM
 TMEM_LANES = 128
@@ -297,7 +320,10 @@ ERR_WGMMA_WARPS = 51
 ERR_WGMMA_DIFFER = 52
 ERR_WGMMA_DESC = 53
 ERR_WGMMA_BOUNDS = 54
-# 50 to 59 wgmma, 60 to 89 tcgen05, 90 to 99 launches (clusterlaunchcontrol, griddepcontrol)
+# 50 to 59 wgmma, 60 to 89 tcgen05, 90 to 99 launches (clusterlaunchcontrol, clusters)
+ERR_CLC_SPACE = 90
+ERR_CLC_AFTER = 91
+ERR_REMOTE_EXITED = 92
 ERR_MMA_IDESC = 80  # tcgen05.mma: mma_rules.py has the words
 ERR_MMA_DESC = 81
 ERR_MMA_TILE = 82

@@ -69,6 +69,12 @@ def shared_host(w, offset, size, iid, lane):
         if remote == 0:
             fail(w, L.ERR_REMOTE, iid, lane, address, size, 0)
             return 0
+        if place < L.SHARED_RESERVED or place + size > ld64(w + L.W_SHARED_SIZE):
+            fail(w, L.ERR_OUT_OF_BOUNDS, iid, lane, address, size, SPACE_SHARED)
+            return 0
+        if has_exited(w, address >> L.RANK_SHIFT):
+            fail(w, L.ERR_REMOTE_EXITED, iid, lane, address, address >> L.RANK_SHIFT, 0)
+            return 0
         return remote + place
     if place < L.SHARED_RESERVED or place + size > ld64(w + L.W_SHARED_SIZE):
         fail(w, L.ERR_OUT_OF_BOUNDS, iid, lane, address, size, SPACE_SHARED)
@@ -85,6 +91,12 @@ def remote_window(w, rank):
         return 0
     cta = ld64(w + L.W_CTA) + (rank - ld64(w + L.W_RANK)) * L.C_BYTES
     return ld64(cta + L.C_SHARED)
+
+
+@helper
+def has_exited(w, rank):
+    """Whether the CTA with this rank in the cluster (the rank must exist) has ended: its shared memory is gone."""
+    return ld64(ld64(w + L.W_CTA) + (rank - ld64(w + L.W_RANK)) * L.C_BYTES + L.C_DONE) != 0
 
 
 @helper

@@ -25,8 +25,8 @@ def source(compiled, iid: int) -> str:
     return f"{text} (PTX line {line}{where})"
 
 
-def error(compiled, words, memory: Memory, units: list) -> TensorladderError:
-    """The error that a launch stopped with."""
+def error(compiled, words, memory: Memory, units: list, beside: str = "") -> TensorladderError:
+    """The error that a launch stopped with; beside: what launches that ran with it wait for."""
     code = words[L.L_ERROR]
     iid, lane, warp = words[L.L_ERROR_IID], words[L.L_ERROR_LANE], words[L.L_ERROR_WARP]
     address, a, b = words[L.L_ERROR_ADDR], words[L.L_ERROR_A], words[L.L_ERROR_B]
@@ -38,7 +38,7 @@ def error(compiled, words, memory: Memory, units: list) -> TensorladderError:
         place = at[at.index("(") :] if "(" in at else ""
         return Unsupported(f"not modelled: {what} {place}")
     if code == L.ERR_DEADLOCK:
-        return KernelError(f"kernel {compiled.low.name} hangs: {hang(compiled, units, memory)}")
+        return KernelError(f"kernel {compiled.low.name} hangs: {hang(compiled, units, memory)}{beside}")
     if code == L.ERR_OUT_OF_BOUNDS:
         where = memory.describe(address, a) if b == 0 else f"{_SPACES.get(b, '')} address {address:#x}"
         text = f"out of bounds: {a} bytes at {where}"
@@ -84,6 +84,9 @@ _TEXT = {
     L.ERR_ASYNC_FULL: "too many asynchronous operations in flight in one CTA",
     L.ERR_COLLECTIVE_MASK: "a lane executes a collective whose member mask does not name it",
     L.ERR_REMOTE: "shared address {address:#x} belongs to no CTA of this cluster",
+    L.ERR_REMOTE_EXITED: "shared address {address:#x} belongs to CTA {a} of this cluster, which has exited",
+    L.ERR_CLC_SPACE: "address {address:#x} is not in the shared memory of the CTA that asks (.shared::cta)",
+    L.ERR_CLC_AFTER: "clusterlaunchcontrol.try_cancel after this CTA has seen one that failed",
     L.ERR_WRONG_SPACE: "address {address:#x} is not in the state space of the instruction",
     L.ERR_TMEM_NONE: "this architecture has no tensor memory",
     L.ERR_TMEM_COUNT: "tensor memory of {a} columns: a power of two from 32 to 512 is wanted",
@@ -226,6 +229,8 @@ def _describe_wait(kind: int, a: int, b: int, unit, slot: int, where: str, block
         return f"spin with {blocked}, where nothing changes"
     if kind == L.WAIT_CLUSTER:
         return f"wait for the cluster's other threads to arrive at barrier.cluster, {where}"
+    if kind == L.WAIT_GRID:
+        return f"wait for the launch before to end, {blocked}"
     if kind in (L.WAIT_CP, L.WAIT_BULK, L.WAIT_BULK_READ):
         return f"wait for asynchronous copies, {blocked}"
     if kind == L.WAIT_TMEM_ALLOC:

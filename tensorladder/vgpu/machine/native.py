@@ -23,7 +23,7 @@ from tensorladder.core.errors import MissingExtra
 
 #: modules whose exports make up the runtime, in order
 MODULES = ("memory", "atomics", "lanes", "warps", "barriers", "calls", "mbarrier", "matrices", "copies", "tma",
-           "remote_issue", "tmem", "tcgen05_issue", "issue", "hooks", "scheduler",
+           "remote_issue", "tmem", "tcgen05_issue", "issue", "launches", "hooks", "scheduler",
            "tcmma_issue", "wgmma_issue")  # fmt: skip
 
 #: what compiled code may call besides: memset and friends, mathematical functions, conversions of half floats

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -33,13 +34,66 @@ def _aligned(size: int, align: int = 4096) -> tuple[np.ndarray, int]:
     return raw, address
 
 
+class Group:
+    """Units that one scheduler interleaves: a launch's, or those of successive launches of a stream that overlap.
+
+    sms: SMs whose room they share. more: dependent launches to come (see `append`). tensor_memory: the SMs have some.
+    """
+
+    def __init__(self, sms: int, more: int = 0, tensor_memory: bool = False):
+        self.words = Words(L.G_BYTES)
+        self.tensor_memory = tensor_memory
+        self._memories: dict[int, tuple[np.ndarray, int]] = {}
+        self.units: list[Unit] = []
+        self._table = np.zeros(L.MOST_UNITS + 1, np.int64)
+        self.words[L.G_UNITS] = self._table.ctypes.data
+        self.words[L.G_ROOM] = sms * L.ROOM
+        self.words[L.G_MORE] = more
+
+    def append(self, unit: Unit) -> list[Unit]:
+        """Bring a unit, which starts at the others' time; gives those that are done, whose places are taken away."""
+        done = [u for u in self.units if u.words[L.U_DONE]]
+        if self.units:
+            unit.words[L.U_CLOCK] = max(u.words[L.U_CLOCK] for u in self.units)
+            unit.words[L.U_ROUND] = max(u.words[L.U_ROUND] for u in self.units)
+        unit.words[L.U_GROUP] = self.words.address
+        self.units = [*(u for u in self.units if not u.words[L.U_DONE]), unit]
+        self._table[: len(self.units)] = [u.words.address for u in self.units]
+        self.words[L.G_COUNT] = len(self.units)
+        return done
+
+    def memory_of(self, sm: int) -> int:
+        """Address of an SM's tensor memory, all of it free at first (an allocation poisons what it gets); 0: none."""
+        if not self.tensor_memory:
+            return 0
+        if sm not in self._memories:
+            raw, address = _aligned(L.T_BYTES)
+            at = address - raw.ctypes.data
+            raw[at : at + L.T_DATA] = 0
+            self._memories[sm] = raw, address
+        return self._memories[sm][1]
+
+
 class Unit:
-    """Memory for `slots` CTAs that one scheduler runs together."""
+    """Memory for CTAs that one scheduler runs together, a slot for each of `sms`: the SM that it is on.
+
+    batch: clusters that start together when those before them are done; 0: slots are filled as they come free. cost:
+    what a CTA takes of an SM's room (layout.ROOM).
+    """
 
     def __init__(
-        self, launch: Words, kernel: int, low, slots: int, threads: int, shared_bytes: int, tensor_memory: bool = False
+        self,
+        launch: Words,
+        kernel: int,
+        low,
+        group: Group,
+        sms: Sequence[int],
+        threads: int,
+        shared_bytes: int,
+        batch: int = 0,
+        cost: int = 0,
     ):
-        warps = -(-threads // L.LANES)
+        slots, warps = len(sms), -(-threads // L.LANES)
         self.slots, self.warps = slots, warps
         frame = low.frame_bytes
         self.words = Words(L.U_BYTES)
@@ -54,8 +108,6 @@ class Unit:
         maps = self._take((-(-shared_bytes // 64) + 64) * slots)
         self.warp_memory = warp_memory
         self.warp_view = self._keep[0]
-        # one SM a slot: CTAs that share an SM share the address
-        tmem = [self._tensor_memory() if tensor_memory else 0 for _ in range(slots)]
         ops = min(OPS_A_CTA * slots, 65536)
         self._ops(ops)
         u = self.words
@@ -63,6 +115,8 @@ class Unit:
         u[L.U_CTAS] = self.ctas.address
         u[L.U_NCTAS] = slots
         u[L.U_MATRIX] = self._take(L.MATRIX_BYTES)
+        u[L.U_BATCH] = batch
+        u[L.U_COST] = cost
         u[L.U_RNG] = launch[L.L_SEED] * 2654435761 + 99
         for s in range(slots):
             c = s * L.C_BYTES
@@ -77,7 +131,8 @@ class Unit:
                 (L.C_LAUNCH, launch.address),
                 (L.C_DONE, 1),
                 (L.C_NTHREADS, threads),
-                (L.C_TMEM, tmem[s]),
+                (L.C_SMID, sms[s]),
+                (L.C_TMEM, group.memory_of(sms[s])),
             ):
                 self.ctas[c + field] = value
             for n in range(warps):
@@ -89,14 +144,6 @@ class Unit:
     def _take(self, size: int) -> int:
         raw, address = _aligned(size)
         self._keep.append(raw)
-        return address
-
-    def _tensor_memory(self) -> int:
-        """Tensor memory of an SM, all of it free (an allocation poisons what it gets)."""
-        address = self._take(L.T_BYTES)
-        raw = self._keep[-1]
-        at = address - raw.ctypes.data
-        raw[at : at + L.T_DATA] = 0
         return address
 
     def _put(self, address: int, value: int) -> None:
@@ -120,6 +167,11 @@ class Unit:
         u[L.U_ORDER] = self.order.ctypes.data
         u[L.U_FREE] = self.free.ctypes.data
         u[L.U_NFREE] = count
+
+    def release(self) -> None:
+        """Free the memory of a unit that is done, but for its counters."""
+        self._keep.clear()
+        self.warp_view = np.empty(0, np.uint8)
 
     # ------------------------------------------------------------ reading back, for messages
     def warp_words(self, slot: int, n: int) -> np.ndarray:
