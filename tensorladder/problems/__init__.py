@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tensorladder.core.errors import UsageError
 from tensorladder.problems.gemm import GEMM, GEMM_BATCHED, GEMM_COLWISE_SCALE
+from tensorladder.problems.grouped_gemm import GROUPED_GEMM
 from tensorladder.problems.layouts import DOUBLED, SWIZZLE, TV_TO_MN
 from tensorladder.problems.problem import (
     DTYPES,
@@ -17,11 +18,14 @@ from tensorladder.problems.problem import (
     judge,
     numpy_empty,
 )
+from tensorladder.problems.row_sum import ROW_SUM
 from tensorladder.problems.vector_add import VECTOR_ADD
 
 PROBLEMS: dict[str, Problem] = {
     problem.name: problem
-    for problem in (VECTOR_ADD, GEMM, GEMM_BATCHED, GEMM_COLWISE_SCALE, SWIZZLE, TV_TO_MN, DOUBLED)
+    for problem in (
+        VECTOR_ADD, ROW_SUM, GEMM, GEMM_BATCHED, GEMM_COLWISE_SCALE, GROUPED_GEMM, SWIZZLE, TV_TO_MN, DOUBLED,
+    )
 }
 
 

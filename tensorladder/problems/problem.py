@@ -27,6 +27,8 @@ Arrays = dict[str, np.ndarray]
 ACCUMULATE_STEP = 2.0**-23
 CONFIDENCE = 8.0  # lambda in Higham and Mary's bound: fails with probability 2 exp(-lambda^2 / 2), about 1e-14
 
+INTEGER_SCALE = 1000.0
+
 
 @dataclass(frozen=True)
 class Dtype:
@@ -87,13 +89,16 @@ def numpy_empty(name: str, shape: Shape, dtype: Any, order: str = "C") -> np.nda
 
 @dataclass(frozen=True)
 class Operand:
-    """One array of a problem: an input (drawn from a standard normal) or an output (poisoned)."""
+    """One array of a problem: an input (drawn from a standard normal; integers INTEGER_SCALE times that, cut off) or an
+    output (poisoned). values: what the input holds in place of drawn numbers, a table of sizes say.
+    """
 
     name: str
     shape: Shape
     dtype: str
     output: bool = False
     order: str = "C"
+    values: tuple[Any, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -259,8 +264,13 @@ def _record(wrong: dict[str, tuple[int, Shape]], name: str, bad: np.ndarray) -> 
 
 
 def _draw(operand: Operand, seed: int, index: int) -> np.ndarray:
+    if operand.values is not None:
+        return np.array(operand.values, DTYPES[operand.dtype].numpy).reshape(operand.shape)
     generator = np.random.default_rng([seed, index])
-    return generator.standard_normal(operand.shape, dtype=np.float32).astype(DTYPES[operand.dtype].numpy)
+    drawn = generator.standard_normal(operand.shape, dtype=np.float32)
+    if not DTYPES[operand.dtype].unit:
+        drawn = drawn * INTEGER_SCALE
+    return drawn.astype(DTYPES[operand.dtype].numpy)
 
 
 def _poison(array: np.ndarray) -> None:

@@ -18,10 +18,12 @@ from tensorladder.rungs.rung import SECTIONS, catalog, find, load
 INFOS = [pytest.param(info, id=info.name) for info in catalog()]
 LADDER = [
     "a0-vector-add",
+    "a0-cluster-reduce",
     "a1-naive-cuda-like",
     "a1-naive-cute",
     "a1-naive-batched",
     "a1-naive-persistent",
+    "a1-grouped",
     "a1-naive-static-scheduler",
     "a1-naive-tvm-ffi",
     "a2-smem-padded",
@@ -32,6 +34,11 @@ LADDER = [
     "b6-colwise-scaling",
     "b7-warp-specialized",
     "b8-register-double-buffering",
+    "c1-wgmma",
+    "c2-warp-specialized",
+    "c3-persistent",
+    "c4-multicast",
+    "c5-ping-pong",
     "d1-tcgen05",
     "d1-tcgen05-subtiles",
     "d2-warp-specialized",
@@ -44,7 +51,7 @@ LADDER = [
 
 
 def test_the_ladder_is_complete_and_in_order():
-    names = [info.name for info in catalog() if info.series in "abdz"]
+    names = [info.name for info in catalog() if info.series in "abcdz"]
     assert [name for name in names if name in LADDER] == LADDER
     assert len(set(names)) == len(names)
 

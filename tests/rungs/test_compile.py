@@ -14,13 +14,14 @@ import pytest
 
 from tensorladder.core import arch as archs
 from tensorladder.core import cubin
-from tensorladder.core.errors import UsageError
+from tensorladder.core.errors import MissingExtra, UsageError
 from tensorladder.rungs.rung import catalog, find, load
+from tensorladder.silicon.disassemble import sass
 
 pytest.importorskip("cutlass")
 pytest.importorskip("ml_dtypes")
 
-OURS = [info for info in catalog() if info.series in ("a", "b", "d", "z")]
+OURS = [info for info in catalog() if info.series in ("a", "b", "c", "d", "z")]
 SOME = sorted({(i.name, a, d) for i in OURS for a, d in ((i.archs[0], i.dtypes[0]), (i.archs[-1], i.dtypes[-1]))})
 REST = sorted({(i.name, a, d) for i in OURS for a in i.archs for d in i.dtypes} - set(SOME))
 MATRIX = [*SOME, *(pytest.param(*one, marks=pytest.mark.matrix) for one in REST)]
@@ -46,6 +47,16 @@ FEATURES = {
     "b6-colwise-scaling": ["mma.sync.aligned.m16n8k16", "mul.f32"],
     "b7-warp-specialized": ["setmaxnreg.inc", "setmaxnreg.dec", "mbarrier.arrive.expect_tx", "bar.warp.sync"],
     "b8-register-double-buffering": ["bar.arrive", "setmaxnreg.inc", "ldmatrix.sync.aligned.m8n8.x4"],
+    "a0-cluster-reduce": ["shfl.sync.bfly", "barrier.cluster.arrive", "barrier.cluster.wait", "mapa.shared::cluster"],
+    "a1-grouped": ["fma.rn.f32"],
+    "c1-wgmma": ["wgmma.mma_async.sync.aligned.m64n128k16.f32", "wgmma.fence", "wgmma.commit_group",
+                 r"wgmma\.wait_group\.sync\.aligned\s+1;", "fence.proxy.async.shared::cta"],
+    "c2-warp-specialized": ["wgmma.mma_async.sync.aligned.m64n256k16.f32", "setmaxnreg.inc", "setmaxnreg.dec",
+                            "mbarrier.arrive.expect_tx"],
+    "c3-persistent": ["wgmma.mma_async.sync.aligned.m64n256k16.f32", r"cp\.async\.bulk\.wait_group\.read\s+1;"],
+    "c4-multicast": ["multicast::cluster", "fence.mbarrier_init.release.cluster", "barrier.cluster.wait",
+                     r"mbarrier\.arrive\.\S*shared::cluster"],
+    "c5-ping-pong": ["wgmma.mma_async.sync.aligned.m64n128k16.f32", "multicast::cluster", "bar.arrive"],
     "d1-tcgen05": [*TCGEN05, r"tcgen05\.mma\.cta_group::1\.kind::f16", r"tcgen05\.commit\.cta_group::1",
                    r"tcgen05\.ld\.sync\.aligned\.32x32b\.x128"],
     "d1-tcgen05-subtiles": [*TCGEN05, r"tcgen05\.mma\.cta_group::1", r"tcgen05\.ld\.sync\.aligned\.32x32b\.x32"],
@@ -122,6 +133,40 @@ def test_persistent_grids_follow_the_sm_count():
     assert launch.grid == (6, 2, 1) and launch.cluster == (2, 2, 1)
 
 
+def test_a_cluster_reduces_integers_by_remote_atomics_and_floats_by_remote_stores():
+    ptx = {dtype: compiled("a0-cluster-reduce", dtype=dtype).modules[0].ptx for dtype in ("int32", "fp32")}
+    assert re.search(r"(red|atom)\.\S*shared::cluster\S*\.add", ptx["int32"]) and "st.async" not in ptx["int32"]
+    assert "st.async" in ptx["fp32"] and not re.search(r"\t(red|atom)\.", ptx["fp32"])
+
+
+def test_clusters_are_launched():
+    program = compiled("c4-multicast", shape=(512, 512, 64), cluster_n=2)
+    launch = launch_of("c4-multicast", (512, 512, 64), "fp16", program)
+    assert launch.cluster == (4, 1, 1) and launch.grid == (8, 1, 1)
+    program = compiled("c5-ping-pong", shape=(1024, 1024, 64), sm_count=5)
+    assert launch_of("c5-ping-pong", (1024, 1024, 64), "fp16", program).grid == (4, 1, 1)
+
+
+# What the tensor cores, TMA and multicast are in machine code.
+SASS = {
+    "c1-wgmma": ["HGMMA.64x128x16.F32", "UTMALDG.2D", "UTMASTG.2D", "WARPGROUP.DEPBAR.LE gsb0, 0x1"],
+    "c2-warp-specialized": ["HGMMA.64x256x16.F32", "USETMAXREG.TRY_ALLOC", "USETMAXREG.DEALLOC"],
+    "c3-persistent": ["HGMMA.64x256x16.F32", "UTMASTG.2D"],
+    "c4-multicast": ["HGMMA.64x256x16.F32", "UTMALDG.2D.MULTICAST", "UCGABAR_WAIT"],
+    "c5-ping-pong": ["HGMMA.64x128x16.F32", "UTMALDG.2D.MULTICAST", "BAR.ARV"],
+}
+
+
+@pytest.mark.parametrize("name", SASS)
+def test_machine_code_holds_what_the_rung_claims(name):
+    try:
+        text = sass(compiled(name).modules[0].cubin)
+    except MissingExtra:
+        pytest.skip("no nvdisasm here")
+    assert not [opcode for opcode in SASS[name] if opcode not in text]
+    assert not re.search(r"\b(STL|LDL)\b", text), "registers are spilled to local memory"
+
+
 REFUSALS = [
     ("b2-warp-mma", {"shape": (64, 64, 12)}, "K=12"),
     ("b2-warp-mma", {"arch": "sm_70"}, "sm_70"),
@@ -183,6 +228,35 @@ REFUSALS = [
     ("a2-smem-pipeline", {"arch": "sm_80"}, "sm_80"),
     ("a2-smem-pipeline", {"producers": 40}, "producers"),
     ("a2-smem-pipeline", {"stages": 40}, "stages"),
+    ("a0-cluster-reduce", {"cluster": 16}, "cluster"),
+    ("a0-cluster-reduce", {"threads": 100}, "threads"),
+    ("a0-cluster-reduce", {"arch": "sm_80"}, "sm_80"),
+    ("a0-cluster-reduce", {"shape": (70000, 8)}, "M=70000"),
+    ("a1-grouped", {"shape": (4, 64, 64)}, "shape"),
+    ("a1-grouped", {"tile": (30, 32, 8)}, "tile"),
+    ("a1-grouped", {"sm_count": 0}, "sm_count"),
+    ("c1-wgmma", {"arch": "sm_100a"}, "sm_100a"),
+    ("c1-wgmma", {"shape": (1, 64, 64)}, "M=1"),
+    ("c1-wgmma", {"shape": (64, 60, 64)}, "N=60"),
+    ("c1-wgmma", {"tile": (64, 128, 64)}, "tile"),
+    ("c1-wgmma", {"tile": (128, 256, 64)}, "tile"),
+    ("c1-wgmma", {"tile": (128, 0, 64)}, "tile"),
+    ("c1-wgmma", {"warpgroups": 0}, "warpgroups"),
+    ("c1-wgmma", {"stages": 8}, "stages"),
+    ("c2-warp-specialized", {"shape": (64, 64, 60)}, "K=60"),
+    ("c2-warp-specialized", {"consumer_registers": 240}, "consumer_registers"),
+    ("c2-warp-specialized", {"tile": (256, 256, 64), "stages": 2}, "tile"),
+    ("c2-warp-specialized", {"ctas_per_sm": 9}, "ctas_per_sm"),
+    ("c3-persistent", {"c_stages": 3}, "c_stages"),
+    ("c3-persistent", {"c_stages": 4}, "c_stages"),
+    ("c3-persistent", {"sm_count": 0}, "sm_count"),
+    ("c4-multicast", {"cluster_m": 3}, "cluster_m"),
+    ("c4-multicast", {"cluster_m": 1}, "cluster_m"),
+    ("c4-multicast", {"cluster_m": 4, "cluster_n": 4}, "cluster_n"),
+    ("c4-multicast", {"sm_count": 1}, "sm_count"),
+    ("c5-ping-pong", {"tile": (96, 128, 64)}, "tile"),
+    ("c5-ping-pong", {"tile": (128, 256, 64), "stages": 4}, "tile"),
+    ("c5-ping-pong", {"stages": 7}, "stages"),
     ("z0-swizzle", {"shape": (64, 96)}, "cols=96"),
     ("z0-swizzle", {"rows": 12}, "rows"),
     ("z1-tv-to-mn", {"shape": (8, 8)}, "shape"),

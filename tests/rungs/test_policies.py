@@ -6,11 +6,13 @@ The whole: each architecture and element type under 20 random orders, and smalle
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from tensorladder.core.errors import UsageError
 from tensorladder.measure.run import plan, run_rung
-from tensorladder.rungs.rung import catalog
+from tensorladder.rungs.rung import catalog, find, load
 
 pytest.importorskip("cutlass")
 
@@ -40,6 +42,21 @@ def same_under(policies, info, **asked):
 @pytest.mark.parametrize("info", FIRST)
 def test_the_order_of_effects_changes_nothing(info):
     same_under(SUBSET, info)
+
+
+# Few CTAs and a short ring: every CTA does many tiles, and the ring's phases come round in the middle of them.
+WALKS = [
+    ("c3-persistent", {"tile": (128, 64, 64), "stages": 2, "c_stages": 1, "sm_count": 3}),
+    ("c4-multicast", {"tile": (128, 64, 64), "stages": 3, "c_stages": 1, "sm_count": 4, "cluster_n": 2}),
+    ("c5-ping-pong", {"tile": (64, 64, 64), "stages": 5, "c_stages": 1, "sm_count": 4}),
+]
+
+
+@pytest.mark.parametrize(("name", "knobs"), WALKS, ids=lambda value: value if isinstance(value, str) else "")
+def test_nor_does_it_where_a_cta_does_many_tiles(name, knobs):
+    info = find(name)
+    config = dataclasses.replace(load(info).RUNG.config(), **knobs)
+    same_under((*SUBSET, "random:2", "random:3"), info, shape=(300, 264, 200), config=config)
 
 
 @pytest.mark.matrix

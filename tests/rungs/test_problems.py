@@ -14,9 +14,11 @@ from tensorladder.problems.problem import dtype_named, numpy_empty
 
 SMALL = {
     "vector_add": (1000,),
+    "row_sum": (7, 300),
     "gemm": (33, 17, 40),
     "gemm_batched": (3, 9, 7, 24),
     "gemm_colwise_scale": (33, 17, 40),
+    "grouped_gemm": (3, 33, 17, 40),
     "swizzle": (24, 64),
     "tv_to_mn": (2, 4),
     "doubled": (33, 20),

@@ -1,0 +1,308 @@
+"""Warp specialisation for WGMMA: a TMA producer warp keeps two consumer warpgroups fed through a ring of mbarriers.
+
+Adds:
+    Roles, as b7 has them for mma.sync. In the parent both warpgroups stop at a CTA barrier each K tile, so that the one
+    that waits for data holds up the other, and a warp that multiplies also issues the loads. Here one warp only asks
+    for tiles, up to a ring of stages ahead; each stage has a `full` mbarrier (TMA's bytes) and an `empty` one (an
+    arrival of each consumer warp), and nobody waits for anything else.
+    - A consumer may release a stage only when its WGMMAs have read it, and they are asynchronous: while a K tile is
+      multiplied, wait_group(1) makes the tile before it complete, and that one's stage is released.
+    - The first K tile is multiplied without the accumulator (scale-d = 0), which saves clearing 128 registers.
+    - setmaxnreg gives a warpgroup 232 registers a thread, room for 64 x 256 of C: the larger tile reads less shared
+      memory and less L2 for each multiplication. A CTA of 384 threads starts with 168 a thread; producers keep 40.
+    - A CTA barrier inside one role would hang: the epilogue uses a named barrier of the consumers alone.
+
+Warp roles:
+    | warps    | role                                                                               |
+    |----------|------------------------------------------------------------------------------------|
+    | 0-3, 4-7 | consumers, a warpgroup each: multiply 64 x 256 of C; warp 0 stores C by TMA        |
+    | 8        | producer: asks TMA for A and B, as far ahead as stages are free                    |
+    | 9-11     | nothing, their registers go to the consumers                                       |
+
+Budget:
+    SMEM: (128 + 256) rows x 64 x 2 B = 48 KB a stage, 4 stages: 192 KB and 64 B of mbarriers, 1 CTA an SM; C (64 KB)
+    reuses the stages. Registers: 128 accumulators in at most 232 a consumer thread; 128 x 40 + 256 x 232 = 63 Ki of an
+    SM's 64 Ki. No TMEM.
+
+Run:
+    tensorladder run c2-warp-specialized --shape 256,256,256
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
+from cutlass.memory import SmemAllocator
+from cutlass.pipeline import Agent, CooperativeGroup, NamedBarrier, PipelineTmaAsync
+
+from tensorladder.core import arch as archs
+from tensorladder.core.program import Program
+from tensorladder.frontends.cutedsl import compile_program
+from tensorladder.rungs.parts.tensors import row_major
+from tensorladder.rungs.rung import Rung
+
+
+@dataclass(frozen=True)
+class WarpSpecializedGemmConfig:
+    """tile: (M, N, K) of a CTA. warpgroups: of consumers, one below the other along M of the tile of C. stages: K tiles
+    in shared memory.
+
+    raster: rows of tiles that consecutive CTAs go down before the next column, so that they share A and B in L2.
+    ctas_per_sm: what the registers at launch have to allow. producer_registers, consumer_registers: a thread, after
+    setmaxnreg (multiples of 8).
+    """
+
+    tile: tuple[int, int, int] = (128, 256, 64)
+    warpgroups: int = 2
+    stages: int = 4
+    raster: int = 8
+    ctas_per_sm: int = 1
+    producer_registers: int = 40
+    consumer_registers: int = 232
+
+
+RUNG = Rung(
+    name="c2-warp-specialized",
+    parent="c1-wgmma",
+    adds="a TMA producer warp, consumer warpgroups that release a stage once its WGMMAs are complete, setmaxnreg",
+    archs=("sm_90a",),
+    problem="gemm",
+    dtypes=("fp16", "bf16"),
+    config=WarpSpecializedGemmConfig,
+)
+
+WARPGROUP = 128  # threads
+WARPS = 4  # of a warpgroup
+
+
+class WarpSpecializedGemm:
+    def __init__(self, config: WarpSpecializedGemmConfig):
+        self.tile = config.tile
+        self.warpgroups = config.warpgroups
+        self.consumer_warps = WARPS * config.warpgroups
+        self.producer_warp = self.consumer_warps
+        self.threads = WARPGROUP * (config.warpgroups + 1)
+        self.stages = config.stages
+        self.raster = config.raster
+        self.ctas_per_sm = config.ctas_per_sm
+        self.producer_registers = config.producer_registers
+        self.consumer_registers = config.consumer_registers
+
+    @cute.jit
+    def __call__(self, mA: cute.Tensor, mB: cute.Tensor, mC: cute.Tensor):
+        bM, bN, bK = self.tile
+        sA_layout = self.smem_layout(bM, bK, self.stages)
+        sB_layout = self.smem_layout(bN, bK, self.stages)
+        sC_layout = self.smem_layout(bM, bN, 1)
+
+        # A descriptor and a tensor of coordinates for each matrix. TMA takes coordinates, not addresses.
+        load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
+        tma_A, mA = cpasync.make_tiled_tma_atom(load, mA, cute.select(sA_layout, mode=[0, 1]), (bM, bK))
+        tma_B, mB = cpasync.make_tiled_tma_atom(load, mB, cute.select(sB_layout, mode=[0, 1]), (bN, bK))
+        element_type = mC.element_type
+        tma_C, mC = cpasync.make_tiled_tma_atom(store, mC, cute.select(sC_layout, mode=[0, 1]), (bM, bN))
+
+        # A warpgroup does 64 rows and all columns at once; both operands lie in shared memory with K contiguous.
+        k_major, source = OperandMajorMode.K, warpgroup.OperandSource.SMEM
+        mma_op = warpgroup.MmaF16BF16Op(element_type, cutlass.Float32, (64, bN, 16), source, k_major, k_major)
+        tiled_mma = cute.make_tiled_mma(mma_op, cute.make_layout((self.warpgroups, 1, 1)))
+
+        @cute.struct
+        class SharedStorage:
+            barriers: cute.struct.MemRange[cutlass.Int64, 2 * self.stages]
+            sA: cute.struct.Align[cute.struct.MemRange[element_type, cute.cosize(sA_layout)], 1024]
+            sB: cute.struct.Align[cute.struct.MemRange[element_type, cute.cosize(sB_layout)], 1024]
+
+        self.shared_storage = SharedStorage
+        tiles = cute.ceil_div(mC.shape, (bM, bN))
+        self.kernel(tma_A, mA, tma_B, mB, tma_C, mC, sA_layout, sB_layout, sC_layout, tiled_mma, tiles).launch(
+            grid=(cute.size(tiles), 1, 1),
+            block=(self.threads, 1, 1),
+            min_blocks_per_mp=self.ctas_per_sm,
+            preferred_smem_carveout=100,  # percent; given so that the DSL need not ask a GPU
+        )
+
+    @cute.kernel
+    def kernel(
+        self,
+        tma_A: cute.CopyAtom,
+        mA: cute.Tensor,
+        tma_B: cute.CopyAtom,
+        mB: cute.Tensor,
+        tma_C: cute.CopyAtom,
+        mC: cute.Tensor,
+        sA_layout: cute.ComposedLayout,
+        sB_layout: cute.ComposedLayout,
+        sC_layout: cute.ComposedLayout,
+        tiled_mma: cute.TiledMma,
+        tiles: cutlass.Constexpr,
+    ):
+        tidx, _, _ = cute.arch.thread_idx()
+        bidx, _, _ = cute.arch.block_idx()
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        coord = (*self.raster_tile(bidx, tiles), None)
+
+        smem = SmemAllocator()
+        storage = smem.allocate(self.shared_storage)
+        sA = storage.sA.get_tensor(sA_layout.outer, swizzle=sA_layout.inner)
+        sB = storage.sB.get_tensor(sB_layout.outer, swizzle=sB_layout.inner)
+        # C takes the place of A's and B's stages once they are multiplied.
+        sC = cute.make_tensor(cute.recast_ptr(sA.iterator, sC_layout.inner), sC_layout.outer)[None, None, 0]
+        element_type = sA.element_type
+        stage_bytes = cute.size_in_bytes(element_type, cute.select(sA_layout, mode=[0, 1]))
+        stage_bytes += cute.size_in_bytes(element_type, cute.select(sB_layout, mode=[0, 1]))
+
+        # (BM, BK, k tiles), (BN, BK, k tiles), (BM, BN), as coordinates.
+        gA = cute.local_tile(mA, tiler=self.tile, coord=coord, proj=(1, None, 1))
+        gB = cute.local_tile(mB, tiler=self.tile, coord=coord, proj=(None, 1, 1))
+        gC = cute.local_tile(mC, tiler=self.tile, coord=coord, proj=(1, 1, None))
+
+        # gmem -> smem and back: (TMA, stage), (TMA, k tile)
+        tAsA, tAgA = self.tma_partition(tma_A, sA, gA)
+        tBsB, tBgB = self.tma_partition(tma_B, sB, gB)
+        tCsC, tCgC = self.tma_partition(tma_C, sC, gC)
+
+        # smem -> MMA: "fragments" of A and B are descriptors (MMA, MMA_M, MMA_K, stage), the same for all threads of a
+        # warpgroup.
+        thr_mma = tiled_mma.get_slice(cute.arch.make_warp_uniform(tidx // WARPGROUP) * WARPGROUP)
+        tCrA = tiled_mma.make_fragment_A(thr_mma.partition_A(sA))
+        tCrB = tiled_mma.make_fragment_B(thr_mma.partition_B(sB))
+        tCrC = tiled_mma.make_fragment_C(thr_mma.partition_shape_C(self.tile[:2]))
+
+        # The barriers of the ring: full completes with one arrival (the producer's) and the tile's bytes, empty with an
+        # arrival a consumer warp. `create` initialises them, fences, and synchronises the CTA.
+        pipeline = PipelineTmaAsync.create(
+            num_stages=self.stages,
+            producer_group=CooperativeGroup(Agent.Thread),
+            consumer_group=CooperativeGroup(Agent.Thread, self.consumer_warps),
+            tx_count=stage_bytes,
+            barrier_storage=storage.barriers.data_ptr(),
+            cta_layout_vmnk=cute.make_layout((1, 1, 1, 1)),
+        )
+        producer, consumer = pipeline.make_participants()
+        consumers = NamedBarrier(barrier_id=1, num_threads=32 * self.consumer_warps)
+        num_k_tiles = cute.size(gA, mode=[2])
+
+        if warp >= self.producer_warp:
+            cute.arch.setmaxregister_decrease(self.producer_registers)
+            if warp == self.producer_warp:
+                cpasync.prefetch_descriptor(tma_A)
+                cpasync.prefetch_descriptor(tma_B)
+                for k_tile in range(num_k_tiles):
+                    stage = producer.acquire_and_advance()
+                    cute.copy(tma_A, tAgA[None, k_tile], tAsA[None, stage.index], tma_bar_ptr=stage.barrier)
+                    cute.copy(tma_B, tBgB[None, k_tile], tBsB[None, stage.index], tma_bar_ptr=stage.barrier)
+
+        if warp < self.producer_warp:
+            cute.arch.setmaxregister_increase(self.consumer_registers)
+            released = consumer.clone()  # a K tile behind
+            stage = consumer.wait_and_advance()
+            self.multiply(tiled_mma, tCrA, tCrB, tCrC, stage.index, True)
+            for _ in range(1, num_k_tiles):
+                stage = consumer.wait_and_advance()
+                self.multiply(tiled_mma, tCrA, tCrB, tCrC, stage.index, False)
+                # All groups but the last are complete: the stage before this one has been read.
+                warpgroup.wait_group(1)
+                released.release()
+                released.advance()
+
+            # Epilogue: registers -> smem (stmatrix) -> gmem (TMA). The accumulator is complete after the wait; the
+            # barrier frees the stages for C: every tile that was asked for has been multiplied by all by then.
+            warpgroup.wait_group(0)
+            consumers.arrive_and_wait()
+            tCrD = cute.make_fragment_like(tCrC, element_type)
+            tCrD.store(tCrC.load().to(element_type))
+            atom_r2s = cute.make_copy_atom(cute.nvgpu.warp.StMatrix8x8x16bOp(False, 4), element_type)
+            tiled_r2s = cute.make_tiled_copy_C(atom_r2s, tiled_mma)
+            thr_r2s = tiled_r2s.get_slice(tidx)
+            cute.copy(tiled_r2s, thr_r2s.retile(tCrD), thr_r2s.partition_D(sC))
+
+            # Each writer's fence, then the barrier, then the store: the other way round TMA could read stale bytes.
+            cute.arch.fence_proxy("async.shared", space="cta")
+            consumers.arrive_and_wait()
+            if warp == 0:
+                cute.copy(tma_C, tCsC, tCgC)
+                cute.arch.cp_async_bulk_commit_group()
+                # Shared memory belongs to the CTA only until it exits: wait until TMA has read it.
+                cute.arch.cp_async_bulk_wait_group(0, read=True)
+
+    @cute.jit
+    def multiply(
+        self, tiled_mma: cute.TiledMma, tCrA: cute.Tensor, tCrB: cute.Tensor, tCrC: cute.Tensor,
+        stage: cutlass.Int32, first: cutlass.Constexpr,
+    ):
+        """Issue the WGMMAs of a K tile as one group. first: overwrite the accumulator."""
+        warpgroup.fence()
+        for k_block in cutlass.range_constexpr(cute.size(tCrA, mode=[2])):
+            tiled_mma.set(warpgroup.Field.ACCUMULATE, not first or k_block > 0)
+            cute.gemm(tiled_mma, tCrC, tCrA[None, None, k_block, stage], tCrB[None, None, k_block, stage], tCrC)
+        warpgroup.commit_group()
+
+    @cute.jit
+    def tma_partition(self, atom: cute.CopyAtom, smem: cute.Tensor, gmem: cute.Tensor):
+        """Both sides of a TMA copy with their first two modes (the box) as one."""
+        return cpasync.tma_partition(
+            atom, 0, cute.make_layout(1), cute.group_modes(smem, 0, 2), cute.group_modes(gmem, 0, 2)
+        )
+
+    @cute.jit
+    def raster_tile(self, index: cutlass.Int32, tiles: cutlass.Constexpr):
+        """(m, n) of a CTA's tile: down `raster` rows, then the next column, so that a wave is nearly square."""
+        group = index // (self.raster * tiles[1])
+        within = index % (self.raster * tiles[1])
+        rows = min(tiles[0] - group * self.raster, self.raster)
+        return group * self.raster + within % rows, within // rows
+
+    def smem_layout(self, rows: int, cols: int, stages: int):
+        """(rows, cols, stages), row-major in columns of 64 elements: 128 bytes, the swizzle of TMA and WGMMA."""
+        atom = cute.make_composed_layout(cute.make_swizzle(3, 4, 3), 0, cute.make_layout((8, 64), stride=(64, 1)))
+        return cute.tile_to_shape(atom, (rows, cols, stages), order=(0, 1, 2))
+
+
+def compile(arch: str, shape: tuple[int, ...], dtype: str, config: WarpSpecializedGemmConfig | None = None) -> Program:
+    """The rung for one architecture, shape (M, N, K) and element type. M from 2; N and K multiples of 8 (16 bytes)."""
+    (m, n, k), dtype = RUNG.check(arch, shape, dtype)
+    config = config or WarpSpecializedGemmConfig()
+    check_config(config, arch)
+    RUNG.require(m > 1, "M=1: the DSL makes a one-dimensional tensor map of a single row, pad M to 2")
+    RUNG.require(n % 8 == 0, f"N={n}: TMA wants row pitches of 16 bytes, pad N to a multiple of 8")
+    RUNG.require(k % 8 == 0, f"K={k}: TMA wants row pitches of 16 bytes, pad K to a multiple of 8")
+    arrays = [row_major(dtype, extents) for extents in ((m, k), (n, k), (m, n))]
+    return compile_program(WarpSpecializedGemm(config), *arrays, arch=arch, name=RUNG.name)
+
+
+def check_config(config: WarpSpecializedGemmConfig, arch: str) -> None:
+    """UsageError unless the warpgroups cover the tile evenly and the stages fit into shared memory."""
+    bM, bN, bK = config.tile
+    groups = config.warpgroups
+    RUNG.require(1 <= groups <= 4, f"warpgroups={groups}: 1 to 4, more have no room for accumulators")
+    RUNG.require(config.raster > 0, f"raster={config.raster}: at least 1 row of tiles")
+    RUNG.require(min(config.tile) > 0, f"tile={config.tile}: extents are positive")
+    RUNG.require(bM % (64 * groups) == 0, f"tile={config.tile}: M must be a multiple of {64 * groups}")
+    RUNG.require(bK % 64 == 0 and bN % 64 == 0, f"tile={config.tile}: N and K must be multiples of 64 (128 bytes)")
+    RUNG.require(max(config.tile) <= 256, f"tile={config.tile}: a TMA box and WGMMA have at most 256 rows")
+    RUNG.require(config.stages >= 2, f"stages={config.stages}: at least 2, one to fill and one to multiply")
+    stages = config.stages * (bM + bN) * bK
+    RUNG.require(stages >= bM * bN, f"stages={config.stages}: C ({bM} x {bN}) must fit into the stages")
+    check_registers(config)
+    smem, limit = 2 * stages + 1024, archs.find(arch).smem_per_cta
+    RUNG.require(smem <= limit, f"stages={config.stages}: {smem} bytes of shared memory, {arch} has {limit}")
+
+
+def check_registers(config: WarpSpecializedGemmConfig) -> None:
+    """UsageError unless the accumulators fit, and what consumers gain by setmaxnreg producers give: else it hangs."""
+    consumers, producers = WARPGROUP * config.warpgroups, WARPGROUP
+    RUNG.require(1 <= config.ctas_per_sm <= 8, f"ctas_per_sm={config.ctas_per_sm}: 1 to 8")
+    for name in ("producer_registers", "consumer_registers"):
+        count = getattr(config, name)
+        RUNG.require(count in range(24, 257, 8), f"{name}={count}: setmaxnreg takes multiples of 8 from 24 to 256")
+    accumulators, registers = config.tile[0] * config.tile[1] // consumers, min(config.consumer_registers, 255)
+    fits = accumulators + 40 <= registers
+    RUNG.require(fits, f"tile={config.tile}: {accumulators} accumulators a thread, which has {registers} registers")
+    at_launch = min(65536 // config.ctas_per_sm // (consumers + producers) // 8 * 8, 255)
+    used = consumers * config.consumer_registers + producers * config.producer_registers
+    fits = used <= at_launch * (consumers + producers)
+    RUNG.require(fits, f"consumer_registers={config.consumer_registers}: a CTA starts with {at_launch} a thread")

@@ -1,0 +1,389 @@
+"""Clusters and multicast: two CTAs on neighbouring tiles fetch the operand they share once.
+
+Adds:
+    Thread-block clusters. The CTAs of a cluster work on neighbouring tiles of C: those below one another multiply by
+    the same tile of B, those beside one another by the same tile of A. Each asks TMA for its part of a shared tile and
+    has it multicast: the bytes land at the same place in the shared memory of all that need them, and each one's `full`
+    barrier counts them. With 2 x 1 CTAs each tile of B is read once for two: the L2 sends 2/3 of the bytes, and that
+    rate is what large tiles at full tensor-core speed run into. The price is that CTAs now depend on each other:
+    - A stage may be overwritten when the consumers of all CTAs that receive into it have released it: `empty` counts
+      the arrivals of their warps too, sent to the barrier of each sender through distributed shared memory.
+    - Barriers must be initialised before a peer's bytes or arrivals come in: fence.mbarrier_init for the cluster, then
+      a cluster barrier in place of the CTA's.
+    - A CTA may not exit while peers still arrive at its barriers: the producer waits at the end until all stages are
+      empty (tail).
+
+Warp roles:
+    | warps    | role, in each CTA                                                                  |
+    |----------|------------------------------------------------------------------------------------|
+    | 0-3, 4-7 | consumers, a warpgroup each: multiply 64 x 256 of C; its first warp stores by TMA  |
+    | 8        | producer: asks TMA for its parts of A and B, as far ahead as stages are free       |
+    | 9-11     | nothing, their registers go to the consumers                                       |
+
+Budget:
+    SMEM: (128 + 256) rows x 64 x 2 B = 48 KB a stage, 4 stages: 192 KB; C: 2 warpgroups x 2 buffers x 64 x 64 x 2 B
+    = 32 KB; 64 B of mbarriers: 225 KB of 227. Registers: 128 accumulators and 16 packed ones in at most 232 a consumer
+    thread; 128 x 40 + 256 x 232 = 63 Ki of an SM's 64 Ki. No TMEM.
+
+Run:
+    tensorladder run c4-multicast --shape 512,512,256
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
+from cutlass.memory import SmemAllocator
+from cutlass.pipeline import Agent, CooperativeGroup, NamedBarrier, PipelineTmaAsync
+
+from tensorladder.core import arch as archs
+from tensorladder.core.program import Program
+from tensorladder.frontends.cutedsl import compile_program
+from tensorladder.rungs.parts.tensors import row_major
+from tensorladder.rungs.rung import Rung
+
+
+@dataclass(frozen=True)
+class MulticastGemmConfig:
+    """tile: (M, N, K) of a CTA. cluster_m, cluster_n: CTAs of a cluster along M and N. warpgroups: of consumers, one
+    below the other along M of the tile of C. stages: K tiles in shared memory.
+
+    c_stages: buffers of 64 x 64 of C a warpgroup. raster: rows of clusters' tiles before the next column, so that CTAs
+    share A and B in L2. sm_count, ctas_per_sm: the grid is their product, or the number of tiles where that is less.
+    producer_registers, consumer_registers: a thread, after setmaxnreg (multiples of 8).
+    """
+
+    tile: tuple[int, int, int] = (128, 256, 64)
+    cluster_m: int = 2
+    cluster_n: int = 1
+    warpgroups: int = 2
+    stages: int = 4
+    c_stages: int = 2
+    raster: int = 8
+    sm_count: int = 132
+    ctas_per_sm: int = 1
+    producer_registers: int = 40
+    consumer_registers: int = 232
+
+
+RUNG = Rung(
+    name="c4-multicast",
+    parent="c3-persistent",
+    adds="clusters of CTAs that share tiles of A or B by TMA multicast; empty barriers count the peers' consumers too",
+    archs=("sm_90a",),
+    problem="gemm",
+    dtypes=("fp16", "bf16"),
+    config=MulticastGemmConfig,
+)
+
+WARPGROUP = 128  # threads
+WARPS = 4  # of a warpgroup
+CHUNK = 64  # rows and columns of C that a warpgroup stores at a time: as wide as the swizzle
+
+
+class MulticastGemm:
+    def __init__(self, config: MulticastGemmConfig):
+        self.tile = config.tile
+        self.cluster = (config.cluster_m, config.cluster_n)
+        self.warpgroups = config.warpgroups
+        self.consumer_warps = WARPS * config.warpgroups
+        self.producer_warp = self.consumer_warps
+        self.threads = WARPGROUP * (config.warpgroups + 1)
+        self.stages = config.stages
+        self.c_stages = config.c_stages
+        self.raster = config.raster
+        self.max_clusters = config.sm_count * config.ctas_per_sm // (config.cluster_m * config.cluster_n)
+        self.ctas_per_sm = config.ctas_per_sm
+        self.producer_registers = config.producer_registers
+        self.consumer_registers = config.consumer_registers
+
+    @cute.jit
+    def __call__(self, mA: cute.Tensor, mB: cute.Tensor, mC: cute.Tensor):
+        bM, bN, bK = self.tile
+        sA_layout = self.smem_layout(bM, bK, self.stages)
+        sB_layout = self.smem_layout(bN, bK, self.stages)
+        sC_layout = self.smem_layout(CHUNK, CHUNK, self.warpgroups * self.c_stages)
+
+        # A descriptor and a tensor of coordinates for each matrix. TMA takes coordinates, not addresses. The box is
+        # what one CTA asks for: its part of a tile that it shares with those of its row (A) or column (B).
+        (load_A, share_A), (load_B, share_B) = self.load_op(self.cluster[1]), self.load_op(self.cluster[0])
+        tma_A, mA = cpasync.make_tiled_tma_atom(load_A, mA, cute.select(sA_layout, mode=[0, 1]), (bM, bK), share_A)
+        tma_B, mB = cpasync.make_tiled_tma_atom(load_B, mB, cute.select(sB_layout, mode=[0, 1]), (bN, bK), share_B)
+        store = cpasync.CopyBulkTensorTileS2GOp()
+        element_type = mC.element_type
+        tma_C, mC = cpasync.make_tiled_tma_atom(store, mC, cute.select(sC_layout, mode=[0, 1]), (CHUNK, CHUNK))
+
+        # A warpgroup does 64 rows and all columns at once; both operands lie in shared memory with K contiguous.
+        k_major, source = OperandMajorMode.K, warpgroup.OperandSource.SMEM
+        mma_op = warpgroup.MmaF16BF16Op(element_type, cutlass.Float32, (64, bN, 16), source, k_major, k_major)
+        tiled_mma = cute.make_tiled_mma(mma_op, cute.make_layout((self.warpgroups, 1, 1)))
+
+        @cute.struct
+        class SharedStorage:
+            barriers: cute.struct.MemRange[cutlass.Int64, 2 * self.stages]
+            sA: cute.struct.Align[cute.struct.MemRange[element_type, cute.cosize(sA_layout)], 1024]
+            sB: cute.struct.Align[cute.struct.MemRange[element_type, cute.cosize(sB_layout)], 1024]
+            sC: cute.struct.Align[cute.struct.MemRange[element_type, cute.cosize(sC_layout)], 1024]
+
+        self.shared_storage = SharedStorage
+        # Tiles of clusters: a CTA whose own lies outside of C reads zeros and stores nothing.
+        tiles = cute.ceil_div(mC.shape, (bM * self.cluster[0], bN * self.cluster[1]))
+        ctas = self.cluster[0] * self.cluster[1]
+        self.kernel(tma_A, mA, tma_B, mB, tma_C, mC, sA_layout, sB_layout, sC_layout, tiled_mma, tiles).launch(
+            grid=(min(cute.size(tiles), self.max_clusters) * ctas, 1, 1),
+            block=(self.threads, 1, 1),
+            cluster=(ctas, 1, 1),
+            min_blocks_per_mp=self.ctas_per_sm,
+            preferred_smem_carveout=100,  # percent; given so that the DSL need not ask a GPU
+        )
+
+    @cute.kernel
+    def kernel(
+        self,
+        tma_A: cute.CopyAtom,
+        mA: cute.Tensor,
+        tma_B: cute.CopyAtom,
+        mB: cute.Tensor,
+        tma_C: cute.CopyAtom,
+        mC: cute.Tensor,
+        sA_layout: cute.ComposedLayout,
+        sB_layout: cute.ComposedLayout,
+        sC_layout: cute.ComposedLayout,
+        tiled_mma: cute.TiledMma,
+        tiles: cutlass.Constexpr,
+    ):
+        tidx, _, _ = cute.arch.thread_idx()
+        cluster, _, _ = cute.arch.cluster_idx()
+        clusters, _, _ = cute.arch.cluster_dim()
+        rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        group = warp // WARPS
+
+        smem = SmemAllocator()
+        storage = smem.allocate(self.shared_storage)
+        sA = storage.sA.get_tensor(sA_layout.outer, swizzle=sA_layout.inner)
+        sB = storage.sB.get_tensor(sB_layout.outer, swizzle=sB_layout.inner)
+        sC = storage.sC.get_tensor(sC_layout.outer, swizzle=sC_layout.inner)
+        element_type = sA.element_type
+        stage_bytes = cute.size_in_bytes(element_type, cute.select(sA_layout, mode=[0, 1]))
+        stage_bytes += cute.size_in_bytes(element_type, cute.select(sB_layout, mode=[0, 1]))
+
+        # (BM, BK, tiles along M, k tiles), (BN, BK, tiles along N, k tiles), (64, 64, chunks along M, along N), as
+        # coordinates.
+        gA = cute.local_tile(mA, tiler=self.tile, coord=(None, None, None), proj=(1, None, 1))
+        gB = cute.local_tile(mB, tiler=self.tile, coord=(None, None, None), proj=(None, 1, 1))
+        gC = cute.local_tile(mC, tiler=(CHUNK, CHUNK), coord=(None, None))
+
+        # The CTA's place in its cluster, and with whom it shares: A with its row, B with its column.
+        cta_layout = cute.make_layout(self.cluster)
+        cta_m, cta_n = cta_layout.get_hier_coord(rank)
+        share_A = cute.make_layout_image_mask(cta_layout, (cta_m, cta_n), mode=1)
+        share_B = cute.make_layout_image_mask(cta_layout, (cta_m, cta_n), mode=0)
+
+        # gmem -> smem and back: (TMA, stage), (TMA, tile, k tile); (TMA, buffer), (TMA, chunk m, chunk n)
+        tAsA, tAgA = self.tma_partition(tma_A, sA, gA, cta_n, self.cluster[1])
+        tBsB, tBgB = self.tma_partition(tma_B, sB, gB, cta_m, self.cluster[0])
+        tCsC, tCgC = self.tma_partition(tma_C, sC, gC, 0, 1)
+
+        # smem -> MMA: "fragments" of A and B are descriptors (MMA, MMA_M, MMA_K, stage), the same for all threads of a
+        # warpgroup.
+        thr_mma = tiled_mma.get_slice(cute.arch.make_warp_uniform(tidx // WARPGROUP) * WARPGROUP)
+        tCrA = tiled_mma.make_fragment_A(thr_mma.partition_A(sA))
+        tCrB = tiled_mma.make_fragment_B(thr_mma.partition_B(sB))
+        tCrC = tiled_mma.make_fragment_C(thr_mma.partition_shape_C(self.tile[:2]))
+
+        # The barriers of the ring: full completes with one arrival (the producer's) and the tile's bytes, whoever asked
+        # for them; empty with an arrival of each consumer warp of each CTA of the row and column. `create` initialises
+        # them, fences, and synchronises the cluster.
+        pipeline = PipelineTmaAsync.create(
+            num_stages=self.stages,
+            producer_group=CooperativeGroup(Agent.Thread),
+            consumer_group=CooperativeGroup(Agent.Thread, self.consumer_warps * (sum(self.cluster) - 1)),
+            tx_count=stage_bytes,
+            barrier_storage=storage.barriers.data_ptr(),
+            cta_layout_vmnk=cute.make_layout((1, *self.cluster, 1)),
+        )
+        producer, consumer = pipeline.make_participants()
+        num_tiles = cute.size(tiles)
+        num_k_tiles = cute.size(gA, mode=[3])
+
+        if warp >= self.producer_warp:
+            cute.arch.setmaxregister_decrease(self.producer_registers)
+            if warp == self.producer_warp:
+                cpasync.prefetch_descriptor(tma_A)
+                cpasync.prefetch_descriptor(tma_B)
+                for tile in cutlass.range(cluster, num_tiles, clusters):
+                    m, n = self.raster_tile(tile, tiles, cta_m, cta_n)
+                    for k_tile in range(num_k_tiles):
+                        stage = producer.acquire_and_advance()
+                        full, i = stage.barrier, stage.index
+                        cute.copy(tma_A, tAgA[None, m, k_tile], tAsA[None, i], tma_bar_ptr=full, mcast_mask=share_A)
+                        cute.copy(tma_B, tBgB[None, n, k_tile], tBsB[None, i], tma_bar_ptr=full, mcast_mask=share_B)
+                # Shared memory belongs to the CTA only until it exits: wait for the peers' last arrivals.
+                producer.tail()
+
+        if warp < self.producer_warp:
+            cute.arch.setmaxregister_increase(self.consumer_registers)
+            for tile in cutlass.range(cluster, num_tiles, clusters):
+                released = consumer.clone()  # a K tile behind
+                stage = consumer.wait_and_advance()
+                self.multiply(tiled_mma, tCrA, tCrB, tCrC, stage.index, True)
+                for _ in range(1, num_k_tiles):
+                    stage = consumer.wait_and_advance()
+                    self.multiply(tiled_mma, tCrA, tCrB, tCrC, stage.index, False)
+                    # All groups but the last are complete: the stage before this one has been read.
+                    warpgroup.wait_group(1)
+                    released.release()
+                    released.advance()
+                # The accumulator is complete, and the tile's last stage read.
+                warpgroup.wait_group(0)
+                released.release()
+                m, n = self.raster_tile(tile, tiles, cta_m, cta_n)
+                self.store(tma_C, tCsC, tCgC, sC, tCrC, m, n, tidx % WARPGROUP, warp % WARPS, group)
+            # Shared memory belongs to the CTA only until it exits: wait until TMA has read it.
+            if warp % WARPS == 0:
+                cute.arch.cp_async_bulk_wait_group(0, read=True)
+
+    @cute.jit
+    def multiply(
+        self, tiled_mma: cute.TiledMma, tCrA: cute.Tensor, tCrB: cute.Tensor, tCrC: cute.Tensor,
+        stage: cutlass.Int32, first: cutlass.Constexpr,
+    ):
+        """Issue the WGMMAs of a K tile as one group. first: overwrite the accumulator."""
+        warpgroup.fence()
+        for k_block in cutlass.range_constexpr(cute.size(tCrA, mode=[2])):
+            tiled_mma.set(warpgroup.Field.ACCUMULATE, not first or k_block > 0)
+            cute.gemm(tiled_mma, tCrC, tCrA[None, None, k_block, stage], tCrB[None, None, k_block, stage], tCrC)
+        warpgroup.commit_group()
+
+    @cute.jit
+    def store(
+        self, tma_C: cute.CopyAtom, tCsC: cute.Tensor, tCgC: cute.Tensor, sC: cute.Tensor, tCrC: cute.Tensor,
+        m: cutlass.Int32, n: cutlass.Int32, thread: cutlass.Int32, warp: cutlass.Int32, group: cutlass.Int32,
+    ):
+        """A warpgroup's part of the tile (m, n), 64 x 64 at a time: registers -> smem (stmatrix) -> gmem (TMA).
+
+        thread, warp: in the warpgroup.
+        """
+        together = NamedBarrier(barrier_id=1 + group, num_threads=WARPGROUP)
+        # The accumulator of a 64 x 64 WGMMA is laid out as any 64 columns of a wider one.
+        k_major, source = OperandMajorMode.K, warpgroup.OperandSource.SMEM
+        element_type = sC.element_type
+        chunk_op = warpgroup.MmaF16BF16Op(element_type, cutlass.Float32, (64, CHUNK, 16), source, k_major, k_major)
+        chunk_mma = cute.make_tiled_mma(chunk_op)
+        atom_r2s = cute.make_copy_atom(cute.nvgpu.warp.StMatrix8x8x16bOp(False, 4), element_type)
+        thr_r2s = cute.make_tiled_copy_C(atom_r2s, chunk_mma).get_slice(thread)
+        tCrF = chunk_mma.make_fragment_C(chunk_mma.get_slice(0).partition_shape_C((CHUNK, CHUNK)))
+        tCrD = cute.make_fragment_like(tCrF, element_type)
+
+        rows, cols = self.tile[0] // CHUNK // self.warpgroups, self.tile[1] // CHUNK
+        for row in cutlass.range_constexpr(rows):
+            for col in cutlass.range_constexpr(cols):
+                chunk = row * cols + col
+                buffer = group * self.c_stages + chunk % self.c_stages
+                for i in cutlass.range_constexpr(cute.size(tCrF)):
+                    tCrF[i] = tCrC[chunk * cute.size(tCrF) + i]
+                tCrD.store(tCrF.load().to(element_type))
+
+                # The buffer is free once the store from it, c_stages chunks ago, has read it.
+                if warp == 0:
+                    cute.arch.cp_async_bulk_wait_group(self.c_stages - 1, read=True)
+                together.arrive_and_wait()
+                cute.copy(atom_r2s, thr_r2s.retile(tCrD), thr_r2s.partition_D(sC[None, None, buffer]))
+
+                # Each writer's fence, then the barrier, then the store: the other way round TMA could read stale bytes.
+                cute.arch.fence_proxy("async.shared", space="cta")
+                together.arrive_and_wait()
+                chunk_m, chunk_n = m * rows * self.warpgroups + row * self.warpgroups + group, n * cols + col
+                if warp == 0:
+                    # Chunks outside of C are left out: a mode of one chunk would take any number for its first.
+                    if chunk_m < cute.size(tCgC, mode=[1]) and chunk_n < cute.size(tCgC, mode=[2]):
+                        cute.copy(tma_C, tCsC[None, buffer], tCgC[None, chunk_m, chunk_n])
+                    cute.arch.cp_async_bulk_commit_group()
+
+    @cute.jit
+    def tma_partition(
+        self, atom: cute.CopyAtom, smem: cute.Tensor, gmem: cute.Tensor, part: cutlass.Int32, parts: cutlass.Constexpr
+    ):
+        """Both sides of a TMA copy with their first two modes (the box) as one; part: the CTA's, of a shared tile."""
+        return cpasync.tma_partition(
+            atom, part, cute.make_layout(parts), cute.group_modes(smem, 0, 2), cute.group_modes(gmem, 0, 2)
+        )
+
+    @cute.jit
+    def raster_tile(self, index: cutlass.Int32, tiles: cutlass.Constexpr, cta_m: cutlass.Int32, cta_n: cutlass.Int32):
+        """(m, n) of a CTA's tile by its cluster's number: down `raster` rows, then the next column."""
+        group = index // (self.raster * tiles[1])
+        within = index % (self.raster * tiles[1])
+        rows = min(tiles[0] - group * self.raster, self.raster)
+        m, n = group * self.raster + within % rows, within // rows
+        return m * self.cluster[0] + cta_m, n * self.cluster[1] + cta_n
+
+    def load_op(self, share: int):
+        """The TMA load of a tile that `share` CTAs need, and into how many boxes it is cut."""
+        return (cpasync.CopyBulkTensorTileG2SMulticastOp() if share > 1 else cpasync.CopyBulkTensorTileG2SOp()), share
+
+    def smem_layout(self, rows: int, cols: int, stages: int):
+        """(rows, cols, stages), row-major in columns of 64 elements: 128 bytes, the swizzle of TMA and WGMMA."""
+        atom = cute.make_composed_layout(cute.make_swizzle(3, 4, 3), 0, cute.make_layout((8, 64), stride=(64, 1)))
+        return cute.tile_to_shape(atom, (rows, cols, stages), order=(0, 1, 2))
+
+
+def compile(arch: str, shape: tuple[int, ...], dtype: str, config: MulticastGemmConfig | None = None) -> Program:
+    """The rung for one architecture, shape (M, N, K) and element type. M from 2; N and K multiples of 8 (16 bytes)."""
+    (m, n, k), dtype = RUNG.check(arch, shape, dtype)
+    config = config or MulticastGemmConfig()
+    check_config(config, arch)
+    RUNG.require(m > 1, "M=1: the DSL makes a one-dimensional tensor map of a single row, pad M to 2")
+    RUNG.require(n % 8 == 0, f"N={n}: TMA wants row pitches of 16 bytes, pad N to a multiple of 8")
+    RUNG.require(k % 8 == 0, f"K={k}: TMA wants row pitches of 16 bytes, pad K to a multiple of 8")
+    arrays = [row_major(dtype, extents) for extents in ((m, k), (n, k), (m, n))]
+    return compile_program(MulticastGemm(config), *arrays, arch=arch, name=RUNG.name)
+
+
+def check_config(config: MulticastGemmConfig, arch: str) -> None:
+    """UsageError unless the warpgroups cover the tile evenly and the stages fit into shared memory."""
+    bM, bN, bK = config.tile
+    groups = config.warpgroups
+    RUNG.require(1 <= groups <= 4, f"warpgroups={groups}: 1 to 4, more have no room for accumulators")
+    RUNG.require(config.raster > 0, f"raster={config.raster}: at least 1 row of tiles")
+    RUNG.require(min(config.tile) > 0, f"tile={config.tile}: extents are positive")
+    RUNG.require(bM % (64 * groups) == 0, f"tile={config.tile}: M must be a multiple of {64 * groups}")
+    RUNG.require(bK % 64 == 0 and bN % 64 == 0, f"tile={config.tile}: N and K must be multiples of 64 (128 bytes)")
+    RUNG.require(max(config.tile) <= 256, f"tile={config.tile}: a TMA box and WGMMA have at most 256 rows")
+    RUNG.require(config.stages >= 2, f"stages={config.stages}: at least 2, one to fill and one to multiply")
+    chunks = (bM // CHUNK // groups) * (bN // CHUNK)
+    fits = config.c_stages > 0 and chunks % config.c_stages == 0
+    RUNG.require(fits, f"c_stages={config.c_stages}: must divide the {chunks} chunks of a warpgroup's tile")
+    shared = {"cluster_m": (config.cluster_m, bN), "cluster_n": (config.cluster_n, bM)}
+    for name, (ctas, rows) in shared.items():
+        fits = ctas > 0 and rows % (8 * ctas) == 0
+        RUNG.require(fits, f"{name}={ctas}: must cut {rows} rows of a tile into parts of whole 8")
+    ctas = config.cluster_m * config.cluster_n
+    RUNG.require(2 <= ctas <= archs.PORTABLE_CLUSTER, f"cluster_m * cluster_n: {ctas} CTAs, a cluster has 2 to 8")
+    resident = config.sm_count * config.ctas_per_sm
+    RUNG.require(resident >= ctas, f"sm_count={config.sm_count}: a cluster of {ctas} must fit")
+    check_registers(config)
+    smem = 2 * (config.stages * (bM + bN) * bK + groups * config.c_stages * CHUNK * CHUNK) + 1024
+    limit = archs.find(arch).smem_per_cta
+    stages = f"stages={config.stages}, c_stages={config.c_stages}"
+    RUNG.require(smem <= limit, f"{stages}: {smem} bytes of shared memory, {arch} has {limit}")
+
+
+def check_registers(config: MulticastGemmConfig) -> None:
+    """UsageError unless the accumulators fit, and what consumers gain by setmaxnreg producers give: else it hangs."""
+    consumers, producers = WARPGROUP * config.warpgroups, WARPGROUP
+    RUNG.require(1 <= config.ctas_per_sm <= 8, f"ctas_per_sm={config.ctas_per_sm}: 1 to 8")
+    for name in ("producer_registers", "consumer_registers"):
+        count = getattr(config, name)
+        RUNG.require(count in range(24, 257, 8), f"{name}={count}: setmaxnreg takes multiples of 8 from 24 to 256")
+    accumulators, registers = config.tile[0] * config.tile[1] // consumers, min(config.consumer_registers, 255)
+    fits = accumulators + 40 <= registers
+    RUNG.require(fits, f"tile={config.tile}: {accumulators} accumulators a thread, which has {registers} registers")
+    at_launch = min(65536 // config.ctas_per_sm // (consumers + producers) // 8 * 8, 255)
+    used = consumers * config.consumer_registers + producers * config.producer_registers
+    fits = used <= at_launch * (consumers + producers)
+    RUNG.require(fits, f"consumer_registers={config.consumer_registers}: a CTA starts with {at_launch} a thread")
