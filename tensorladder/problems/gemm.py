@@ -1,4 +1,5 @@
-"""Matrix multiplication C[M,N] = A[M,K] B[N,K]^T: both operands K-major, float32 accumulator, output as the inputs.
+"""Matrix multiplication C[M,N] = A[M,K] B[N,K]^T: both operands K-major, float32 accumulator, output as the inputs
+(fp16 where those are fp8).
 
 B is stored (N, K) with K contiguous, as tensor cores like it (the "TN" case of BLAS). The variants: a leading batch
 extent, and a factor a column (R[N]) applied to the accumulator before it is rounded.
@@ -13,12 +14,21 @@ import numpy as np
 from tensorladder.problems.problem import (
     ACCUMULATE_STEP,
     CONFIDENCE,
+    DTYPES,
     Arrays,
     Dtype,
     Operand,
     Problem,
     Shape,
 )
+
+OUTPUTS = {"e4m3": "fp16"}
+"""Element type of C where it is not that of A and B: 3 bits of mantissa are too few for a sum."""
+
+
+def output_of(dtype: Dtype) -> Dtype:
+    """The element type of C."""
+    return DTYPES[OUTPUTS.get(dtype.name, dtype.name)]
 
 
 def gemm_problem(
@@ -37,7 +47,7 @@ def gemm_problem(
         arrays = [
             Operand("A", (*batch, m, k), dtype),
             Operand("B", (*batch, n, k), dtype),
-            Operand("C", (*batch, m, n), dtype, output=True),
+            Operand("C", (*batch, m, n), OUTPUTS.get(dtype, dtype), output=True),
         ]
         return (*arrays, Operand("R", (n,), dtype)) if scaled else tuple(arrays)
 
@@ -53,7 +63,8 @@ def gemm_problem(
     def bound(inputs: Arrays, reference: Arrays, shape: Shape, dtype: Dtype) -> Arrays:
         sums = product(abs(inputs["A"]), abs(inputs["B"]), inputs, True)
         accumulate = CONFIDENCE * math.sqrt(shape[-1]) * ACCUMULATE_STEP * sums
-        return {"C": dtype.unit * (abs(reference["C"]) + accumulate) + accumulate + dtype.tiny}
+        stored = output_of(dtype)
+        return {"C": stored.unit * (abs(reference["C"]) + accumulate) + accumulate + stored.tiny}
 
     return Problem(
         name=name,
@@ -64,12 +75,14 @@ def gemm_problem(
         operands=operands,
         compute=compute,
         bound=bound,
-        tolerance=lambda shape, dtype: dtype.unit + CONFIDENCE * math.sqrt(shape[-1]) * ACCUMULATE_STEP,
+        tolerance=lambda shape, dtype: output_of(dtype).unit + CONFIDENCE * math.sqrt(shape[-1]) * ACCUMULATE_STEP,
         flops=lambda shape: 2 * math.prod(shape),
     )
 
 
-GEMM = gemm_problem("gemm", "C = A B^T", default_shape=(256, 256, 256))
+GEMM = gemm_problem(
+    "gemm", "C = A B^T", default_shape=(256, 256, 256), dtypes=("fp16", "bf16", "fp32", "e4m3")
+)
 GEMM_BATCHED = gemm_problem("gemm_batched", "C[l] = A[l] B[l]^T", batched=True, default_shape=(2, 128, 128, 64))
 GEMM_COLWISE_SCALE = gemm_problem(
     "gemm_colwise_scale", "C = (A B^T) * R, a factor a column", scaled=True, default_shape=(256, 256, 256)

@@ -41,13 +41,13 @@ class Dtype:
 
     @property
     def numpy(self) -> np.dtype:
-        """The numpy type of it; bfloat16 comes from ml_dtypes (MissingExtra where that is absent)."""
-        if self.name == "bf16":
+        """The numpy type of it; bfloat16 and fp8 come from ml_dtypes (MissingExtra where that is absent)."""
+        if self.name in _ML_DTYPES:
             try:
                 import ml_dtypes
             except ModuleNotFoundError as error:
-                raise MissingExtra("ml-dtypes (bfloat16 for numpy)", "climb") from error
-            return np.dtype(ml_dtypes.bfloat16)
+                raise MissingExtra(f"ml-dtypes ({_ML_DTYPES[self.name]} for numpy)", "climb") from error
+            return np.dtype(getattr(ml_dtypes, _ML_DTYPES[self.name]))
         return np.dtype({"fp16": "float16", "fp32": "float32", "int32": "int32"}[self.name])
 
 
@@ -56,11 +56,15 @@ DTYPES: dict[str, Dtype] = {
     "bf16": Dtype("bf16", 16, 2.0**-8, 2.0**-134),
     "fp32": Dtype("fp32", 32, 2.0**-24, 2.0**-150),
     "int32": Dtype("int32", 32, 0.0, 0.0),
+    "e4m3": Dtype("e4m3", 8, 2.0**-4, 2.0**-10),
 }
+
+_ML_DTYPES: dict[str, str] = {"bf16": "bfloat16", "e4m3": "float8_e4m3fn"}
 
 _ALIASES: dict[str, str] = {
     "f16": "fp16", "float16": "fp16", "half": "fp16", "bfloat16": "bf16",
     "f32": "fp32", "float32": "fp32", "float": "fp32", "s32": "int32", "i32": "int32",
+    "fp8": "e4m3", "fp8_e4m3": "e4m3", "float8_e4m3fn": "e4m3",
 }  # fmt: skip
 
 

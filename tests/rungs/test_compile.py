@@ -29,7 +29,7 @@ MATRIX = [*SOME, *(pytest.param(*one, marks=pytest.mark.matrix) for one in REST)
 # What every kernel with tensor memory has to have, and every kernel of CTA pairs.
 TCGEN05 = [r"tcgen05\.alloc", r"tcgen05\.relinquish", r"tcgen05\.dealloc", r"tcgen05\.wait::ld",
            r"tcgen05\.fence::after_thread_sync", r"tcgen05\.fence::before_thread_sync"]  # fmt: skip
-PAIRS = [r"tcgen05\.mma\.cta_group::2\.kind::f16", r"tcgen05\.commit\.cta_group::2\S*multicast::cluster",
+PAIRS = [r"tcgen05\.mma\.cta_group::2\.kind::f(16|8f6f4)", r"tcgen05\.commit\.cta_group::2\S*multicast::cluster",
          r"cp\.async\.bulk\.tensor\.2d\.shared::cluster\S*multicast::cluster\S*cta_group::2",
          r"barrier\.cluster\.arrive", r"barrier\.cluster\.wait", r"mbarrier\.arrive\.shared::cluster"]  # fmt: skip
 
@@ -212,6 +212,7 @@ REFUSALS = [
     ("d3-two-cta", {"cluster": (4, 4)}, "cluster"),
     ("d3-two-cta", {"cluster": (8, 1), "tile": (256, 96, 64)}, "cluster"),
     ("d4-persistent", {"shape": (64, 60, 64)}, "N=60"),
+    ("d4-persistent", {"shape": (64, 64, 72), "dtype": "fp8"}, "K=72"),
     ("d4-persistent", {"stages": 7}, "stages"),
     ("d4-persistent", {"buffers": 0}, "buffers"),
     ("d4-persistent", {"sm_count": 3}, "sm_count"),

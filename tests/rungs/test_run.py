@@ -109,6 +109,7 @@ CASES = [
     ("d3-two-cta", "", "fp16", (600, 260, 200), {"tile": (256, 64, 128), "cluster": (4, 1), "stages": 2}),
     ("d4-persistent", "", "fp16", (1000, 776, 520), {"sm_count": 6, "cluster": (2, 1)}),
     ("d4-persistent", "", "bf16", (130, 40, 72), {}),
+    ("d4-persistent", "", "e4m3", (300, 520, 400), {"sm_count": 2, "cluster": (2, 1), "tile": (256, 128, 64)}),
     ("d4-persistent", "", "fp16", (1030, 520, 200),
      {"tile": (256, 128, 64), "sm_count": 4, "stages": 2, "buffers": 1, "subtile": 32, "raster": 1}),
     ("d4-persistent", "", "fp16", (800, 1032, 136),

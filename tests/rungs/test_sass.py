@@ -10,7 +10,7 @@ import re
 
 import pytest
 
-from tensorladder.rungs.rung import catalog, load
+from tensorladder.rungs.rung import catalog, find, load
 from tensorladder.silicon.disassemble import find_nvdisasm, sass
 
 pytest.importorskip("cutlass")
@@ -41,3 +41,9 @@ def test_machine_code_holds_what_the_rung_claims(info):
     assert not missing
     # A warp MMA or a spill to local memory would be another kernel than the docstring's.
     assert not re.search(r"\b(HMMA|LDL|STL)\b", text)
+
+
+def test_fp8_has_an_instruction_of_its_own():
+    (module,) = load(find("d4")).compile("sm_100a", (256, 256, 128), "fp8").modules
+    text = sass(module.cubin)
+    assert "UTCQMMA.2CTA" in text and "UTCHMMA" not in text

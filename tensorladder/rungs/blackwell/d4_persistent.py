@@ -10,6 +10,7 @@ Adds:
     - C by TMA. A thread has a row of C, so 32 lanes would store to 32 rows, 16 bytes each. Instead a subtile goes to
       shared memory (through the swizzle: no bank conflicts) and from there in whole lines; edges are the hardware's.
       Two buffers take turns: a buffer is written again when TMA has read it.
+    - fp8 (e4m3) with fp16 results is the same kernel: kind::f8f6f4, twice as many elements in a tile's 128-byte rows.
 
 Warp roles:
     | warps | role                                                                                     |
@@ -50,6 +51,7 @@ from cutlass.tensor_utils import LayoutEnum
 from tensorladder.core import arch as archs
 from tensorladder.core.program import Program
 from tensorladder.frontends.cutedsl import compile_program
+from tensorladder.problems import dtype_named
 from tensorladder.rungs.parts.tcgen05 import fence_after_thread_sync, fence_before_thread_sync, tmem_columns
 from tensorladder.rungs.parts.tensors import row_major
 from tensorladder.rungs.rung import Rung
@@ -57,7 +59,8 @@ from tensorladder.rungs.rung import Rung
 
 @dataclass(frozen=True)
 class PersistentGemmConfig:
-    """tile: (M, N, K) of a pair of CTAs; M x N is one instruction. stages: K tiles in shared memory.
+    """tile: (M, N, K) of a pair of CTAs; M x N is one instruction, K counts 16-bit elements (twice as many of fp8).
+    stages: K tiles in shared memory.
 
     subtile: columns of C that a thread holds at a time, and of a buffer in shared memory; buffers: of these.
     cluster: CTAs along M (whole pairs) and N. sm_count: of the GPU, one CTA each (B200: 148).
@@ -79,7 +82,7 @@ RUNG = Rung(
     adds="persistent clusters, two accumulators in tensor memory, C through shared memory with TMA stores",
     archs=("sm_100a",),
     problem="gemm",
-    dtypes=("fp16", "bf16"),
+    dtypes=("fp16", "bf16", "e4m3"),
     config=PersistentGemmConfig,
     shape=(512, 512, 512),
 )
@@ -92,8 +95,8 @@ ACCUMULATORS = 2
 
 
 class PersistentGemm:
-    def __init__(self, config: PersistentGemmConfig):
-        self.tile = config.tile
+    def __init__(self, config: PersistentGemmConfig, element_bits: int):
+        self.tile = (*config.tile[:2], config.tile[2] * 16 // element_bits)
         self.stages = config.stages
         self.subtile = (config.tile[0] // PAIR, config.subtile)
         self.buffers = config.buffers
@@ -105,7 +108,7 @@ class PersistentGemm:
     @cute.jit
     def __call__(self, mA: cute.Tensor, mB: cute.Tensor, mC: cute.Tensor):
         bM, bN = self.tile[:2]
-        element_type = mC.element_type
+        element_type, result_type = mA.element_type, mC.element_type
         majors, group = (OperandMajorMode.K, OperandMajorMode.K), tcgen05.CtaGroup.TWO
         tiled_mma = sm100.make_trivial_tiled_mma(*[element_type] * 2, *majors, cutlass.Float32, group, (bM, bN))
 
@@ -123,7 +126,7 @@ class PersistentGemm:
         tma_B, mB = cute.nvgpu.make_tiled_tma_atom_B(load_B, mB, sB_stage, self.tile, tiled_mma, ctas.shape)
 
         # (BM / 2, columns, buffer) of C, row-major with the swizzle that its rows allow.
-        sC_layout = sm100.make_smem_layout_epi(element_type, LayoutEnum.ROW_MAJOR, self.subtile, self.buffers)
+        sC_layout = sm100.make_smem_layout_epi(result_type, LayoutEnum.ROW_MAJOR, self.subtile, self.buffers)
         store = cpasync.CopyBulkTensorTileS2GOp()
         tma_C, mC = cpasync.make_tiled_tma_atom(store, mC, cute.select(sC_layout, mode=[0, 1]), self.subtile)
 
@@ -134,7 +137,7 @@ class PersistentGemm:
             tmem: cutlass.Int32
             sA: cute.struct.Align[cute.struct.MemRange[element_type, cute.cosize(sA_layout)], 1024]
             sB: cute.struct.Align[cute.struct.MemRange[element_type, cute.cosize(sB_layout)], 1024]
-            sC: cute.struct.Align[cute.struct.MemRange[element_type, cute.cosize(sC_layout)], 1024]
+            sC: cute.struct.Align[cute.struct.MemRange[result_type, cute.cosize(sC_layout)], 1024]
 
         self.shared_storage = SharedStorage
         # Clusters of tiles, as many at a time as there is room for. A tile past the edge is multiplied but not stored.
@@ -169,8 +172,7 @@ class PersistentGemm:
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
 
         # This CTA's place in its pair, the pair's in the cluster.
-        rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
-        place = ctas.get_flat_coord(rank)
+        place = ctas.get_flat_coord(cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()))
         leader = place[0] == 0
         first, num_tiles = bidx // self.cluster[0], cute.size(clusters)
         pairs_m, pairs_n = self.cluster[0] // PAIR, self.cluster[1]
@@ -180,7 +182,7 @@ class PersistentGemm:
         sA = storage.sA.get_tensor(sA_layout.outer, swizzle=sA_layout.inner)
         sB = storage.sB.get_tensor(sB_layout.outer, swizzle=sB_layout.inner)
         sC = storage.sC.get_tensor(sC_layout.outer, swizzle=sC_layout.inner)
-        element_type = sA.element_type
+        element_type, result_type = sA.element_type, sC.element_type
         stages = (cute.select(layout, mode=[0, 1, 2]) for layout in (sA_layout, sB_layout))
         stage_bytes = PAIR * sum(cute.size_in_bytes(element_type, stage) for stage in stages)
 
@@ -246,8 +248,8 @@ class PersistentGemm:
         thr_t2r = tiled_t2r.get_slice(tidx % 128)
         tDtC = thr_t2r.partition_S(tCtC_subtiles)
         tDrC = cute.make_rmem_tensor(thr_t2r.partition_D(sC)[None, None, None, 0].shape, cutlass.Float32)
-        tDrD = cute.make_fragment_like(tDrC, element_type)
-        atom_r2s = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), element_type, num_bits_per_copy=128)
+        tDrD = cute.make_fragment_like(tDrC, result_type)
+        atom_r2s = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), result_type, num_bits_per_copy=128)
         tiled_r2s = cute.make_tiled_copy_D(atom_r2s, tiled_t2r)
         thr_r2s = tiled_r2s.get_slice(tidx % 128)
         tDsC, tDrD_r2s = thr_r2s.partition_D(sC), thr_r2s.retile(tDrD)
@@ -310,13 +312,12 @@ class PersistentGemm:
                     # The registers hold the subtile only from here on.
                     cute.arch.fence_view_async_tmem_load()
                     if subtile == num_subtiles - 1:
-                        # The next but one tile may have the accumulator. One lane arrives for the warp, so all lanes'
-                        # reads have to come before it.
+                        # The accumulator is free. One lane arrives for the warp, after all lanes' reads.
                         fence_before_thread_sync()
                         cute.arch.sync_warp()
                         with cute.arch.elect_one():
                             accumulator.consumer_release(drain)
-                    tDrD.store(tDrC.load().to(element_type))
+                    tDrD.store(tDrC.load().to(result_type))
 
                     # TMA has read what this buffer held; the barrier tells the other warps.
                     if warp == 0:
@@ -363,15 +364,16 @@ class PersistentGemm:
 
 
 def compile(arch: str, shape: tuple[int, ...], dtype: str, config: PersistentGemmConfig | None = None) -> Program:
-    """The rung for one architecture, shape (M, N, K) and element type. M from 2; N and K multiples of 8 (16 bytes)."""
+    """The rung for one architecture, shape (M, N, K) and element type. M from 2; N a multiple of 8, K of 16 bytes."""
     (m, n, k), dtype = RUNG.check(arch, shape, dtype)
     config = config or PersistentGemmConfig()
     check_config(config, arch)
     RUNG.require(m > 1, "M=1: the DSL makes a one-dimensional tensor map of a single row, pad M to 2")
     RUNG.require(n % 8 == 0, f"N={n}: TMA wants row pitches of 16 bytes, pad N to a multiple of 8")
-    RUNG.require(k % 8 == 0, f"K={k}: TMA wants row pitches of 16 bytes, pad K to a multiple of 8")
-    arrays = [row_major(dtype, extents) for extents in ((m, k), (n, k), (m, n))]
-    return compile_program(PersistentGemm(config), *arrays, arch=arch, name=RUNG.name)
+    bits = dtype_named(dtype).bits
+    RUNG.require(k * bits % 128 == 0, f"K={k}: TMA wants row pitches of 16 bytes, pad K to a multiple of {128 // bits}")
+    arrays = [row_major(dtype, (m, k)), row_major(dtype, (n, k)), row_major("fp16" if bits == 8 else dtype, (m, n))]
+    return compile_program(PersistentGemm(config, bits), *arrays, arch=arch, name=RUNG.name)
 
 
 def check_config(config: PersistentGemmConfig, arch: str) -> None:
@@ -390,8 +392,8 @@ def check_config(config: PersistentGemmConfig, arch: str) -> None:
     RUNG.require(fits, f"cluster={config.cluster}: whole pairs along M, at most 8 CTAs")
     fits = 128 % (8 * cluster_n) == 0 and bN // PAIR % (8 * cluster_m // PAIR) == 0
     RUNG.require(fits, f"cluster={config.cluster}: {config.tile} does not split into parts of 8 rows")
-    fits = config.sm_count >= cluster_m * cluster_n
-    RUNG.require(fits, f"sm_count={config.sm_count}: at least a cluster, {cluster_m * cluster_n} CTAs")
+    ctas = cluster_m * cluster_n
+    RUNG.require(config.sm_count >= ctas, f"sm_count={config.sm_count}: at least a cluster, {ctas} CTAs")
     smem = config.stages * (bM + bN) * bK + config.buffers * bM * config.subtile
     smem, limit = smem + 1024, archs.find(arch).smem_per_cta
     RUNG.require(smem <= limit, f"stages={config.stages}: {smem} bytes of shared memory, {arch} has {limit}")
