@@ -32,6 +32,17 @@ CUTLASS = [
      f"--batch_size 1 --seqlen_q 256 --seqlen_k 256 --num_head 1 --is_causal {ONCE}"),
     (f"{HOPPER}/cta_norm/cta_norm.py", "sm_90a", "--M 64 --N 1024"),
     (f"{HOPPER}/cta_norm/cta_norm.py", "sm_90a", "--M 64 --N 1024 --norm_type rms"),
+    # wgmma: f16, both majors, fp8, clusters with multicast, A in registers
+    (f"{HOPPER}/dense_gemm/dense_gemm.py", "sm_90a", f"--mnkl 256,512,256,1 --tile_shape_mn 128,256 {ONCE}"),
+    (f"{HOPPER}/dense_gemm/dense_gemm.py", "sm_90a",
+     f"--mnkl 256,256,128,2 --cluster_shape_mn 1,2 --a_major m --b_major n {ONCE}"),
+    (f"{HOPPER}/dense_gemm/dense_gemm_persistent.py", "sm_90a", f"--mnkl 512,512,256,1 {ONCE}"),
+    (f"{HOPPER}/dense_gemm/dense_gemm_persistent.py", "sm_90a",
+     f"--mnkl 512,512,256,1 --cluster_shape_mn 2,1 --a_dtype Float8E4M3FN --b_dtype Float8E4M3FN {ONCE}"),
+    (f"{HOPPER}/dense_gemm/dense_gemm_fp8_2xacc.py", "sm_90a", f"--mnkl 256,256,512,1 {ONCE}"),
+    (f"{HOPPER}/dense_gemm/dense_gemm_fp8_gelu_persistent.py", "sm_90a", f"--mnkl 256,256,512,1 {ONCE}"),
+    (f"{HOPPER}/attention/fmha.py", "sm_90a", f"--q_shape 1,256,2,128 --k_shape 1,256,2,128 {ONCE}"),
+    (f"{HOPPER}/attention/fmha.py", "sm_90a", f"--q_shape 1,256,2,128 --k_shape 1,256,2,128 --is_causal {ONCE}"),
     (f"{AMPERE.replace('kernel', 'tutorial')}/elementwise_add_autotune.py", "sm_80", ""),
     *((f"{TUTORIALS}/{name}.py", "sm_90a", "") for name in (
         "inline_ptx", "call_from_jit", "call_bypass_dlpack", "dynamic_smem_size", "smem_allocator",
@@ -61,6 +72,7 @@ COURSE = [
     ("b5_wmma_tma_load_store", "sm_90a"),
     ("b6_wmma_colwise_scaling", "sm_90a"),
     ("b7_wmma_tma_specialized_pipeline", "sm_90a"),
+    ("c2_wgmma_tma_specialized_pipeline", "sm_90a"),
 ]
 
 

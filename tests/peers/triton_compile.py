@@ -51,7 +51,8 @@ def compile_kernel(file: str, kernel: str, types: dict, constants: dict, capabil
         )
         compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     meta = compiled.metadata
-    return {"ptx": compiled.asm["ptx"], "name": meta.name, "smem": meta.shared, "warps": meta.num_warps}
+    sizes = {"smem": meta.shared, "scratch": meta.global_scratch_size, "warps": meta.num_warps}
+    return {"ptx": compiled.asm["ptx"], "name": meta.name} | sizes
 
 
 if __name__ == "__main__":
