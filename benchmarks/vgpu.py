@@ -74,7 +74,9 @@ def warp_mma(o: Options) -> Iterator[dict]:
 
 
 #: rung, architecture, extent of the cube, most times numpy's time
-_TENSOR = (("c2", "sm_90a", 1024, 12), ("v7", "sm_100a", 1024, 12), ("d3", "sm_100a", 4096, 8), ("v9", "sm_100a", 4096, 8))
+_TENSOR = (
+    ("c2", "sm_90a", 1024, 12), ("v7", "sm_100a", 1024, 12), ("d3", "sm_100a", 4096, 8), ("v9", "sm_100a", 4096, 8),
+)  # fmt: skip
 
 
 def tensor_cores(o: Options) -> Iterator[dict]:
@@ -85,7 +87,8 @@ def tensor_cores(o: Options) -> Iterator[dict]:
         ours.first()
         with NumpyMatmul(n, n, n) as theirs:
             time, matmul = in_turn(ours.run, theirs.run)
-        yield ratio(f"{name} {n}^3 fp16, time over numpy's f32 matmul", time, matmul, o, ("<=", limit), peer=theirs.kernel)
+        what = f"{name} {n}^3 fp16, time over numpy's f32 matmul"
+        yield ratio(what, time, matmul, o, ("<=", limit), peer=theirs.kernel)
 
 
 _MEMORY = """
