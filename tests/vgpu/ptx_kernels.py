@@ -64,6 +64,7 @@ class Case:
     equals any NaN) or within `ulp` units in the last place. module: text before the kernel. smem: dynamic bytes.
     silicon: False keeps the case off real GPUs. departs: why silicon does not do what the ISA says; the virtual GPU
     follows the ISA, and what silicon gave is kept but not compared. draws: whether property tests may draw inputs.
+    numerics: of the virtual GPU; "exact" agrees with silicon bit for bit, whatever `compare` lets pass.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Case:
     silicon: bool = True
     departs: str = ""
     draws: bool = True
+    numerics: str = "f32"
 
     @property
     def threads(self) -> int:
@@ -186,10 +188,10 @@ def run(case: Case, on: str = "vgpu", *, diverged: bool = False, policy: str | N
     else:
         from tensorladder import vgpu
 
+        device = vgpu.Device(case.target, policy or case.policy, numerics=case.numerics)
         vgpu.launch(
-            text, "kernel", n // case.block, case.block, args,
-            smem=case.smem, cluster=case.cluster, policy=policy or case.policy,
-        )  # fmt: skip
+            text, "kernel", n // case.block, case.block, args, smem=case.smem, cluster=case.cluster, device=device
+        )
     return {name: a != 0 if case.outputs.get(name) == "pred" else a for name, a in results.items()}
 
 
@@ -383,7 +385,8 @@ def check(case: Case, on: str = "vgpu", module: str = "", recorder: Recorder | N
         compare(case, got, want, "reference")
     silicon = recorded(module, case) if on == "vgpu" and module else None
     if silicon is not None and not case.departs:
-        compare(case, got, silicon, "silicon")
+        strict = replace(case, compare=None, ulp=0) if case.numerics == "exact" else case
+        compare(strict, got, silicon, "silicon")
     assert on == "gpu" or want is not None or silicon is not None, f"{case.name}: neither reference nor recording"
     return got
 

@@ -324,19 +324,20 @@ class Mma:
         text = self.body(**{k: options.pop(k) for k in ("before", "inside", "before_wait", "wait") if k in options})
         want = self.fragment(self.product())
         if self.values == "normal":
-            options["compare"] = _close(self.d)
+            options["compare"] = _close(self.d, SIZES[self.a] == 1)
+            options["numerics"] = "exact"
         return Case(self.name, text, {}, {}, lambda **_: {"d": want}, buffers=buffers, n=128, **options)
 
 
-def _close(d: str):
-    """Sums in another order: within a few units of the last place of the largest."""
+def _close(d: str, narrow: bool):
+    """Rounding of the tensor cores: a few units of the last place of the largest; 13 bits with 8-bit floats."""
 
     def compare(name: str, got: np.ndarray, want: np.ndarray, inputs: dict) -> np.ndarray:
         kind = np.float16 if d == "f16" else np.float32
         if got.dtype != np.uint32:
             return got == want
         g, w = (np.ascontiguousarray(x).view(kind).astype(np.float64) for x in (got, want))
-        bound = {"f16": 2e-2, "f32": 2e-5}[d]
+        bound = {"f16": 3e-2 if narrow else 2e-2, "f32": 4e-3 if narrow else 2e-5}[d]
         near = np.abs(g - w) <= bound * np.maximum(np.abs(w), 1)
         return near.reshape(*got.shape, -1).all(axis=-1)
 

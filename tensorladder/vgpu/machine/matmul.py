@@ -16,8 +16,8 @@ from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.machine.native import helper
 
 #: float32 in steps of one fused multiply-add; float64 sums, rounded to float32 at the end; 32-bit integers, wrapping;
-#: as Hopper's tensor cores add (see _exact): 16-bit and tf32 operands, 8-bit ones, and sums rounded to f16
-GEMM_F32, GEMM_F64, GEMM_S32, GEMM_EXACT, GEMM_EXACT_F8, GEMM_EXACT_F16 = range(6)
+#: as Hopper's tensor cores add (see _exact): 16-bit and tf32 operands, 8-bit ones, and both with sums rounded to f16
+GEMM_F32, GEMM_F64, GEMM_S32, GEMM_EXACT, GEMM_EXACT_F8, GEMM_EXACT_F16, GEMM_EXACT_F8_F16 = range(7)
 
 _I64 = ir.IntType(64)
 
@@ -68,6 +68,11 @@ def _gemm_exact_f16(typing, d, ds, a, ar, ac, b, bs, m, n, k):
     return types.void(*[types.int64] * 10), _extern("tl_gemm_exact_f16", 10)
 
 
+@intrinsic
+def _gemm_exact_f8_f16(typing, d, ds, a, ar, ac, b, bs, m, n, k):
+    return types.void(*[types.int64] * 10), _extern("tl_gemm_exact_f8_f16", 10)
+
+
 @helper
 def gemm(kind, d, d_stride, a, a_row, a_col, b, b_stride, m, n, k):
     """D += A B, of float32 or (GEMM_S32) int32 elements; strides in bytes, m and n multiples of 8.
@@ -85,8 +90,10 @@ def gemm(kind, d, d_stride, a, a_row, a_col, b, b_stride, m, n, k):
         _gemm_exact(d, d_stride, a, a_row, a_col, b, b_stride, m, n, k)
     elif kind == GEMM_EXACT_F8:
         _gemm_exact_f8(d, d_stride, a, a_row, a_col, b, b_stride, m, n, k)
-    else:
+    elif kind == GEMM_EXACT_F16:
         _gemm_exact_f16(d, d_stride, a, a_row, a_col, b, b_stride, m, n, k)
+    else:
+        _gemm_exact_f8_f16(d, d_stride, a, a_row, a_col, b, b_stride, m, n, k)
 
 
 @helper
@@ -96,9 +103,9 @@ def float_kind(numerics, narrow, half):
         return GEMM_F64
     if numerics == L.NUMERICS_F32:
         return GEMM_F32
-    if narrow != 0:
-        return GEMM_EXACT_F8
-    return GEMM_EXACT_F16 if half != 0 else GEMM_EXACT
+    if half != 0:
+        return GEMM_EXACT_F8_F16 if narrow != 0 else GEMM_EXACT_F16
+    return GEMM_EXACT_F8 if narrow != 0 else GEMM_EXACT
 
 
 @intrinsic
@@ -176,7 +183,7 @@ def _block(name: str, kind: str, rows: int, vectors: int, width: int) -> str:
 
 
 #: fraction bits below the largest exponent that terms keep; fraction bits of the result (None: rounded to f16)
-_EXACT = {"exact": (25, 23), "exact_f8": (13, 13), "exact_f16": (25, None)}
+_EXACT = {"exact": (25, 23), "exact_f8": (13, 13), "exact_f16": (25, None), "exact_f8_f16": (13, None)}
 _LOWEST = -133  # the largest exponent is taken to be at least this
 
 

@@ -16,9 +16,7 @@ NUMERICS = {"f32": L.NUMERICS_F32, "f64": L.NUMERICS_F64, "exact": L.NUMERICS_EX
 _MEASURED = (9, 0)
 
 #: matrix instructions whose rounding nobody has measured: 8-bit floats with f16 sums, or in mma.sync's m16n8k16
-_UNMEASURED = re.compile(
-    r"(mma\.sync|wgmma\.mma_async)\S*(\.f16\.e[45]m[32]\.e[45]m[32]|m16n8k16\S*\.e[45]m[32])|wmma\.mma"
-)
+_UNMEASURED = re.compile(r"mma\.sync\S*(\.f16\.e[45]m[32]\.e[45]m[32]|m16n8k16\S*\.e[45]m[32])|wmma\.mma")
 
 
 def parse_numerics(text: str, arch: Arch) -> int:

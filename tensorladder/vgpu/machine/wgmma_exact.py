@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tensorladder.vgpu.machine import fragments as F
-from tensorladder.vgpu.machine.matmul import GEMM_EXACT, GEMM_EXACT_F8, GEMM_EXACT_F16, gemm
+from tensorladder.vgpu.machine import layout as L
+from tensorladder.vgpu.machine.matmul import float_kind, gemm
 from tensorladder.vgpu.machine.native import helper
 from tensorladder.vgpu.machine.operands import E4M3, E5M2
 from tensorladder.vgpu.machine.raw import f16_to_f32, f32_to_f16, ld16, ld32, ld64, ldf32, st16, st32, stf32
@@ -43,10 +44,7 @@ def scatter_rows(half, table, frame, h, n, d):
 def multiply_exact(product, ty, table, frames, spread, lines, pitch, n, k, keep, d):
     """D = A B (+ D): spread A and `k` lines of B, `pitch` bytes apart; d: room for 8 x n float32."""
     half = 1 if product == F.F16 else 0
-    if ty in (E4M3, E5M2):
-        kind = GEMM_EXACT_F8
-    else:
-        kind = GEMM_EXACT_F16 if half != 0 else GEMM_EXACT
+    kind = float_kind(L.NUMERICS_EXACT, 1 if ty in (E4M3, E5M2) else 0, half)
     for group in range(8):
         warp = group >> 1
         h = group & 1
