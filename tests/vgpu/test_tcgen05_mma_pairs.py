@@ -39,7 +39,8 @@ class Case:
     """An instruction of one CTA or a pair, with or without scales, and the matrix that comes out."""
 
     def __init__(self, seed, a="f16", b=None, m=256, n=64, d="f32", pair=True, sa=SW128, sb=SW128, ta=False, tb=False,
-                 a_tmem=False, masks=(), kind="", vector=0, scale="ue8m0", ida=0, idb=0, more="", spread=4):  # fmt: skip
+                 a_tmem=False, masks=(), kind="", vector=0, scale="ue8m0", ida=0, idb=0, more="",
+                 spread=4):  # fmt: skip
         b = b or a
         rng = np.random.default_rng(seed)
         ctas = 2 if pair else 1
