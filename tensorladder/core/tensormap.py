@@ -111,6 +111,8 @@ ELEMENT_TYPES: tuple[ElementType, ...] = (
 _BY_NAME = {t.name: t for t in ELEMENT_TYPES}
 _BY_DRIVER = {t.driver: t for t in ELEMENT_TYPES}
 _BY_CODE = {(t.code, t.tf32): t for t in ELEMENT_TYPES}
+#: type code of maps over packed 4-bit elements (.b4x16, 16U4_ALIGN8B), seen in maps that CuTe DSL builds for nvfp4
+PACKED4 = 11
 _PACKED = {13: "16U4_ALIGN8B", 14: "16U4_ALIGN16B", 15: "16U6_ALIGN16B"}  # CUtensorMapDataType; not before sm_100
 
 INTERLEAVE_NONE, INTERLEAVE_16B, INTERLEAVE_32B = 0, 1, 2

@@ -7,7 +7,7 @@ memory, dimension 0 fastest; the swizzle then XORs bits of the absolute shared a
 from __future__ import annotations
 
 from tensorladder.core.swizzle import TMA_SWIZZLES
-from tensorladder.core.tensormap import ELEMENT_TYPES, FIELDS, TOLERATED_BITS
+from tensorladder.core.tensormap import ELEMENT_TYPES, FIELDS, PACKED4, TOLERATED_BITS
 from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.machine.copies import (
     ADD,
@@ -68,7 +68,7 @@ _interleave, _swizzle, _atom, _nan = (
 _DIMS, _STRIDES, _HIGH, _BOX = _byte("dim0"), _byte("stride1"), _byte("stride1_high"), _byte("box0")
 _STEPS, _STEPS_LOW = 8 * FIELDS["element_stride0"].word, FIELDS["element_stride0"].low
 #: bytes of an element by type code; 0: no such code
-_SIZES = tuple(next((t.size for t in ELEMENT_TYPES if t.code == c), 0) for c in range(16))
+_SIZES = tuple(1 if c == PACKED4 else next((t.size for t in ELEMENT_TYPES if t.code == c), 0) for c in range(16))
 _FLOATING = tuple(int(any(t.floating for t in ELEMENT_TYPES if t.code == c)) for c in range(16))
 #: NaN that fills elements outside of the tensor, of any size (seen on an H200)
 _FILL_NAN = 0x7FF77FF77FF77FF7
@@ -92,9 +92,22 @@ _UNKNOWN1 = _unknown(1)
 
 
 @helper
+def in_units(m, i, elements):
+    """Elements along dimension i in units that have addresses: two 4-bit elements of dimension 0 share one."""
+    return (elements + 1) >> 1 if i == 0 and _type(m) == PACKED4 else elements
+
+
+@helper
 def dim(m, i):
-    """Extent of dimension i in elements."""
-    return ld32(m + _DIMS + 4 * i) + 1
+    """Extent of dimension i in elements (see in_units)."""
+    return in_units(m, i, ld32(m + _DIMS + 4 * i) + 1)
+
+
+@helper
+def coordinate(op, m, i):
+    """The box's origin along dimension i, in elements (see in_units; `usable` has seen that it is even)."""
+    c = ld64(op + L.A_COORD + 8 * i)
+    return c >> 1 if i == 0 and _type(m) == PACKED4 else c
 
 
 @helper
@@ -115,7 +128,7 @@ def box_count(m, i, rank):
     if i >= rank:
         return 1
     e = step(m, i)
-    return (ld8(m + _BOX + i) + e) // e
+    return in_units(m, i, (ld8(m + _BOX + i) + e) // e)
 
 
 @helper
@@ -272,7 +285,7 @@ def reachable(w, op, m, rank, how):
     lo = ld64(m)
     hi = lo + size
     for i in range(rank):
-        c = ld64(op + L.A_COORD + 8 * i)
+        c = coordinate(op, m, i)
         e = step(m, i)
         first, end = inside(c, box_count(m, i, rank), e, dim(m, i))
         if end == 0:
@@ -306,7 +319,7 @@ def move_box(op, m, shared, delta, how, limit):
     fill = fill_of(m)
     tf32 = _tf32(m)
     n0 = box_count(m, 0, rank)
-    c0 = ld64(op + L.A_COORD)
+    c0 = coordinate(op, m, 0)
     lo, hi = inside(c0, n0, 1, dim(m, 0))
     inner = n0 * size
     lo *= size
@@ -367,7 +380,8 @@ def usable(w, op, how):
     m = ld64(op + L.A_MAP)
     dims = ld64(op + L.A_SIZE)
     rule = broken_rule(m, dims, how, ld64(op + L.A_OP) & 0xFF)
-    if rule == 0 and (ld64(op + L.A_COORD) * _SIZES[_type(m)]) & 15:
+    apart = 32 if _type(m) == PACKED4 else 16 // _SIZES[_type(m)] if rule == 0 else 1
+    if rule == 0 and ld64(op + L.A_COORD) % apart:
         rule = RULE_COORDINATE
     for i in range(dims):
         if rule == 0 and how != LOAD and ld64(op + L.A_COORD + 8 * i) < 0:
