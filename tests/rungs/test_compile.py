@@ -49,6 +49,9 @@ FEATURES = {
     "b8-register-double-buffering": ["bar.arrive", "setmaxnreg.inc", "ldmatrix.sync.aligned.m8n8.x4"],
     "a0-cluster-reduce": ["shfl.sync.bfly", "barrier.cluster.arrive", "barrier.cluster.wait", "mapa.shared::cluster"],
     "a1-grouped": ["fma.rn.f32"],
+    "a1-cluster-launch-control": [r"clusterlaunchcontrol\.try_cancel", r"clusterlaunchcontrol\.query_cancel\.is_canceled",
+                                  "fence.proxy.async.shared::cta"],
+    "a1-dependent-launch": ["griddepcontrol.launch_dependents", "griddepcontrol.wait"],
     "c1-wgmma": ["wgmma.mma_async.sync.aligned.m64n128k16.f32", "wgmma.fence", "wgmma.commit_group",
                  r"wgmma\.wait_group\.sync\.aligned\s+1;", "fence.proxy.async.shared::cta"],
     "c2-warp-specialized": ["wgmma.mma_async.sync.aligned.m64n256k16.f32", "setmaxnreg.inc", "setmaxnreg.dec",
@@ -75,9 +78,13 @@ def compiled(name, arch=None, shape=None, dtype=None, **knobs):
     return module.compile(arch or info.archs[0], shape or info.default_shape, dtype or info.dtypes[0], config)
 
 
-def launch_of(name, shape, dtype, program):
+def launches_of(name, shape, dtype, program):
     case = find(name).problem.make(shape, dtype)
-    (launch,) = program.launches(*case.arrays.values())
+    return program.launches(*case.arrays.values())
+
+
+def launch_of(name, shape, dtype, program):
+    (launch,) = launches_of(name, shape, dtype, program)
     return launch
 
 
@@ -89,9 +96,11 @@ def test_compiles_and_launches(name, arch, dtype):
     assert re.search(rf"\.target {arch}\b", module.ptx) and module.cubin
     for feature in FEATURES.get(name, ()):
         assert re.search(feature, module.ptx), feature
-    launch = launch_of(name, info.default_shape, dtype, program)
-    archs.check_launch(archs.find(arch), launch.grid, launch.block, launch.cluster, launch.smem)
-    assert residents(launch, arch) >= 1
+    launches = launches_of(name, info.default_shape, dtype, program)
+    assert launches
+    for launch in launches:
+        archs.check_launch(archs.find(arch), launch.grid, launch.block, launch.cluster, launch.smem)
+        assert residents(launch, arch) >= 1
 
 
 def residents(launch, arch):
@@ -137,6 +146,14 @@ def test_a_cluster_reduces_integers_by_remote_atomics_and_floats_by_remote_store
     ptx = {dtype: compiled("a0-cluster-reduce", dtype=dtype).modules[0].ptx for dtype in ("int32", "fp32")}
     assert re.search(r"(red|atom)\.\S*shared::cluster\S*\.add", ptx["int32"]) and "st.async" not in ptx["int32"]
     assert "st.async" in ptx["fp32"] and not re.search(r"\t(red|atom)\.", ptx["fp32"])
+
+
+def test_the_second_kernel_is_launched_as_a_dependent():
+    for overlap in (True, False):
+        program = compiled("a1-dependent-launch", shape=(64, 64, 8), overlap=overlap)
+        first, second = launches_of("a1-dependent-launch", (64, 64, 8), "fp32", program)
+        assert first.kernel != second.kernel and not first.attributes
+        assert bool(second.attributes.get("programmatic_stream_serialization")) == overlap
 
 
 def test_clusters_are_launched():
@@ -233,6 +250,11 @@ REFUSALS = [
     ("a0-cluster-reduce", {"threads": 100}, "threads"),
     ("a0-cluster-reduce", {"arch": "sm_80"}, "sm_80"),
     ("a0-cluster-reduce", {"shape": (70000, 8)}, "M=70000"),
+    ("a1-cluster-launch-control", {"arch": "sm_90a"}, "sm_90a"),
+    ("a1-cluster-launch-control", {"tile": (30, 32, 8)}, "tile"),
+    ("a1-dependent-launch", {"arch": "sm_80"}, "sm_80"),
+    ("a1-dependent-launch", {"dtype": "fp16"}, "fp16"),
+    ("a1-dependent-launch", {"block_m": 64}, "block_m"),
     ("a1-grouped", {"shape": (4, 64, 64)}, "shape"),
     ("a1-grouped", {"tile": (30, 32, 8)}, "tile"),
     ("a1-grouped", {"sm_count": 0}, "sm_count"),

@@ -61,6 +61,13 @@ CASES = [
     ("a0-cluster-reduce", "sm_120a", "int32", (2, 4099), {"cluster": 8, "threads": 64}),
     ("a0-cluster-reduce", "sm_100a", "fp16", (5, 7), {"cluster": 1}),
     ("a0-cluster-reduce", "", "bf16", (1, 999), {"cluster": 3, "vector_bytes": 4}),
+    ("a1-cluster-launch-control", "", "fp32", (70, 100, 24), {"tile": (16, 16, 8)}),
+    ("a1-cluster-launch-control", "sm_120a", "fp16", (35, 67, 13), {}),
+    # more CTAs than are resident at once, so that some are cancelled
+    ("a1-cluster-launch-control", "", "bf16", (1300, 1000, 2), {}),
+    ("a1-dependent-launch", "", "fp32", (33, 17, 21), {}),
+    ("a1-dependent-launch", "sm_100a", "fp32", (64, 128, 16), {"block_m": 4, "block_n": 64}),
+    ("a1-dependent-launch", "sm_120a", "fp32", (40, 70, 9), {"overlap": False}),
     ("a1-grouped", "", "fp32", (3, 70, 45, 33), {"sm_count": 2, "ctas_per_sm": 1}),
     ("a1-grouped", "sm_90a", "fp16", (7, 5, 100, 40), {}),
     ("a1-grouped", "", "bf16", (1, 40, 40, 9), {"tile": (16, 64, 16)}),
