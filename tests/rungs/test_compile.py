@@ -21,7 +21,7 @@ from tensorladder.silicon.disassemble import sass
 pytest.importorskip("cutlass")
 pytest.importorskip("ml_dtypes")
 
-OURS = [info for info in catalog() if info.series in ("a", "b", "c", "d", "z")]
+OURS = [info for info in catalog() if info.series in ("a", "b", "c", "d", "v", "z")]
 SOME = sorted({(i.name, a, d) for i in OURS for a, d in ((i.archs[0], i.dtypes[0]), (i.archs[-1], i.dtypes[-1]))})
 REST = sorted({(i.name, a, d) for i in OURS for a in i.archs for d in i.dtypes} - set(SOME))
 MATRIX = [*SOME, *(pytest.param(*one, marks=pytest.mark.matrix) for one in REST)]
@@ -67,6 +67,18 @@ FEATURES = {
     "d3-two-cta": [*TCGEN05, *PAIRS],
     "d4-persistent": [*TCGEN05, *PAIRS, r"cp\.async\.bulk\.tensor\.2d\.global\.shared::cta",
                       r"fence\.proxy\.async\.shared::cta", r"cp\.async\.bulk\.wait_group\.read"],
+    "v1-one-tile": ["tcgen05.alloc", "tcgen05.mma.cta_group::1.kind::f16", "tcgen05.commit", "tcgen05.wait::ld",
+                    "tcgen05.ld.sync.aligned.32x32b.x128", "tcgen05.dealloc", "fence.proxy.async.shared::cta",
+                    "st.global.v4"],
+    "v2-k-loop": [r"tcgen05.mma.cta_group::1.kind::f16.*, %p\d+;", "mbarrier.try_wait.parity"],
+    "v3-grid": ["%ctaid.y", "tcgen05.relinquish_alloc_permit"],
+    "v4-tma": ["cp.async.bulk.tensor.2d.shared::cta.global", "cp.async.bulk.tensor.2d.global.shared::cta",
+               "mbarrier.arrive.expect_tx", "cp.async.bulk.wait_group.read"],
+    "v7-warp-specialized": [r"bar.sync\s+1, 128", "bar.warp.sync", "tcgen05.fence::before_thread_sync"],
+    "v8-two-cta": ["tcgen05.mma.cta_group::2", "tcgen05.commit.cta_group::2.*multicast::cluster", "mapa",
+                   "cp.async.bulk.tensor.2d.shared::cluster.*cta_group::2", "mbarrier.arrive.release.cluster",
+                   "barrier.cluster.arrive", "barrier.cluster.wait"],
+    "v9-two-consumers": ["tcgen05.mma.cta_group::2", "tcgen05.ld.sync.aligned.32x32b.x64", r"bar.sync\s+%r\d+, 128"],
     "z2-tmem-lifecycle": [*TCGEN05, r"tcgen05\.st\.sync\.aligned\.32x32b\.x32", r"tcgen05\.wait::st"],
 }  # fmt: skip
 
@@ -233,6 +245,30 @@ REFUSALS = [
     ("d4-persistent", {"stages": 7}, "stages"),
     ("d4-persistent", {"buffers": 0}, "buffers"),
     ("d4-persistent", {"sm_count": 3}, "sm_count"),
+    ("v1-one-tile", {"shape": (128, 128, 128)}, "K=128"),
+    ("v1-one-tile", {"shape": (256, 128, 64)}, "M=256"),
+    ("v1-one-tile", {"arch": "sm_90a"}, "sm_90a"),
+    ("v1-one-tile", {"tile": (64, 128, 64)}, "tile"),
+    ("v2-k-loop", {"shape": (128, 128, 96)}, "K=96"),
+    ("v2-k-loop", {"shape": (128, 256, 64)}, "N=256"),
+    ("v2-k-loop", {"tile": (128, 256, 64)}, "tile"),
+    ("v3-grid", {"shape": (256, 192, 64)}, "N=192"),
+    ("v3-grid", {"shape": (200, 128, 64)}, "M=200"),
+    ("v4-tma", {"shape": (1, 64, 64)}, "M=1"),
+    ("v4-tma", {"shape": (64, 60, 64)}, "N=60"),
+    ("v4-tma", {"tile": (128, 32, 64)}, "tile"),
+    ("v5-pipeline", {"shape": (64, 64, 60)}, "K=60"),
+    ("v5-pipeline", {"stages": 1}, "stages"),
+    ("v5-pipeline", {"stages": 7}, "stages"),
+    ("v6-persistent", {"sm_count": 0}, "sm_count"),
+    ("v6-persistent", {"raster": 0}, "raster"),
+    ("v7-warp-specialized", {"ctas_per_sm": 0}, "ctas_per_sm"),
+    ("v7-warp-specialized", {"dtype": "fp32"}, "fp32"),
+    ("v8-two-cta", {"sm_count": 1}, "sm_count"),
+    ("v8-two-cta", {"tile": (128, 256, 64)}, "tile"),
+    ("v8-two-cta", {"stages": 7}, "stages"),
+    ("v9-two-consumers", {"tile": (512, 32, 64)}, "tile"),
+    ("v9-two-consumers", {"stages": 5}, "stages"),
     ("a0-vector-add", {"shape": (0,)}, "N=0"),
     ("a0-vector-add", {"vector_bytes": 3}, "vector_bytes"),
     ("a0-vector-add", {"threads": 2000}, "threads"),

@@ -19,15 +19,25 @@ pytestmark = pytest.mark.skipif(find_nvdisasm() is None, reason="no nvdisasm her
 # UTCHMMA: tcgen05.mma. UTCBAR: tcgen05.commit. LDTM, STTM: tcgen05.ld, st. UTMALDG, UTMASTG: TMA. UTCATOMSWS: alloc and
 # dealloc. UCGABAR: the cluster barrier.
 ALLOC = [r"UTCATOMSWS\S*FIND_AND_SET", r"UTCATOMSWS\.AND"]
-ONE = [*ALLOC, r"UTCHMMA ", r"UTCBAR ", r"UTMALDG\.2D "]
-TWO = [*ALLOC, r"UTCHMMA\.2CTA", r"UTCBAR\.2CTA\.MULTICAST", r"UTMALDG\.2D\.2CTA", r"UTMALDG\.2D\.MULTICAST\.2CTA",
-       r"UCGABAR_ARV", r"UCGABAR_WAIT"]  # fmt: skip
+MMA = [*ALLOC, r"UTCHMMA ", r"UTCBAR "]
+ONE = [*MMA, r"UTMALDG\.2D "]
+PAIR = [*ALLOC, r"UTCHMMA\.2CTA", r"UTCBAR\.2CTA\.MULTICAST", r"UTMALDG\.2D\.2CTA", r"UCGABAR_ARV", r"UCGABAR_WAIT"]
+TWO = [*PAIR, r"UTMALDG\.2D\.MULTICAST\.2CTA"]
 CLAIMS = {
     "d1-tcgen05": [*ONE, r"LDTM\.x128"],
     "d1-tcgen05-subtiles": [*ONE, r"LDTM\.x32"],
     "d2-warp-specialized": [*ONE, r"LDTM\.x32"],
     "d3-two-cta": [*TWO, r"LDTM\.x32"],
     "d4-persistent": [*TWO, r"LDTM\.x64", r"UTMASTG\.2D", r"STS\.128"],
+    "v1-one-tile": [*MMA, r"LDTM\.x128", r"STS\.128", r"\bSTG\.E\.128"],
+    "v2-k-loop": [*MMA, r"LDTM\.x128", r"STS\.128", r"\bSTG\.E\.128"],
+    "v3-grid": [*MMA, r"LDTM\.x128", r"STS\.128", r"\bSTG\.E\.128"],
+    "v4-tma": [*ONE, r"LDTM\.x128", r"UTMASTG\.2D"],
+    "v5-pipeline": [*ONE, r"LDTM\.x128", r"UTMASTG\.2D"],
+    "v6-persistent": [*ONE, r"LDTM\.x128", r"UTMASTG\.2D"],
+    "v7-warp-specialized": [*ONE, r"LDTM\.x128", r"UTMASTG\.2D", r"BAR\.SYNC\S* 0x1"],
+    "v8-two-cta": [*PAIR, r"LDTM\.x128", r"UTMASTG\.2D"],
+    "v9-two-consumers": [*PAIR, r"LDTM\.x64", r"UTMASTG\.2D"],
     "z2-tmem-lifecycle": [*ALLOC, r"STTM\.x32", r"LDTM\.x32"],
 }
 BLACKWELL = [pytest.param(i, id=i.name) for i in catalog() if i.path.parent.name == "blackwell" or "tmem" in i.name]
