@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.spinner import Spinner
 
 from tensorladder.cli import output
-from tensorladder.cli.options import Json, On, Policy, Seed, Series, Timeout
+from tensorladder.cli.options import Json, On, Policy, Seed, Series, SmCount, Timeout
 from tensorladder.cli.run import COLUMNS, RIGHT, row
 from tensorladder.measure import run as harness
 from tensorladder.measure.request import parse_series
@@ -29,12 +29,15 @@ def climb(
     policy: Policy = "eager",
     seed: Seed = 0,
     timeout: Timeout = None,
+    sm_count: SmCount = None,
     as_json: Json = False,
 ) -> int:
     """Run every rung of the ladder and print the table."""
     infos = parse_series(series)
     asked = list(
-        harness.requests(infos, all_archs=all_archs, on=on, policy=policy, seed=seed, timeout=timeout)
+        harness.requests(
+            infos, all_archs=all_archs, on=on, policy=policy, seed=seed, timeout=timeout, sm_count=sm_count
+        )
     )
     left_out = {info.name for info in infos} - {one.info.name for one in asked}
     if left_out:

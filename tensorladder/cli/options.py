@@ -27,4 +27,7 @@ Numerics = Annotated[
 Timeout = Annotated[
     float | None, typer.Option("--timeout", metavar="SECONDS", help="stop a launch on the virtual GPU after this long")
 ]
+SmCount = Annotated[
+    int | None, typer.Option("--sm-count", metavar="N", help="SMs of the virtual GPU, and of rungs that have this knob")
+]
 Series = Annotated[str | None, typer.Option("--series", metavar="a,b", help="only these series")]

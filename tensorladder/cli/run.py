@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tensorladder.cli import output
-from tensorladder.cli.options import Arch, Dtype, Json, Numerics, On, Policy, RungName, Seed, Shape, Timeout
+from tensorladder.cli.options import Arch, Dtype, Json, Numerics, On, Policy, RungName, Seed, Shape, SmCount, Timeout
 from tensorladder.measure.request import parse_shape
 from tensorladder.measure.run import Result, execute, plan
 from tensorladder.rungs.rung import find
@@ -22,6 +22,7 @@ def run(
     seed: Seed = 0,
     numerics: Numerics = "f32",
     timeout: Timeout = None,
+    sm_count: SmCount = None,
     as_json: Json = False,
 ) -> int:
     """Run one rung, compare it with float64 and time the launch."""
@@ -35,6 +36,7 @@ def run(
         seed=seed,
         timeout=timeout,
         numerics=numerics,
+        sm_count=sm_count,
     )
     with output.progress(f"running {asked.info.name} for {asked.arch}"):
         result = execute(asked)

@@ -293,6 +293,29 @@ def check_launch(
     return shape
 
 
+def check_cooperative(
+    arch: Arch,
+    grid: Dim3,
+    block: Dim3,
+    smem: int,
+    registers: int = 0,
+    *,
+    sm_count: int | None = None,
+    name: str = "kernel",
+) -> None:
+    """KernelError where the CTAs of a cooperative launch are not all resident at once, as the driver has it (error 720).
+
+    smem: static and dynamic bytes a CTA. registers: a thread's. sm_count: SMs, where not the reference part's.
+    """
+    fits = occupancy(arch, prod(block), registers, smem)
+    resident = fits.ctas * (sm_count or arch.sm_count)
+    if prod(grid) > resident:
+        raise KernelError(
+            f"{name}: cooperative launch of {prod(grid)} CTAs, and {arch.name} holds {resident} at once"
+            f" ({fits.ctas} per SM, limited by {fits.limited_by})"
+        )
+
+
 def _show(shape: Dim3) -> str:
     return "x".join(map(str, shape))
 

@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from ..core.arch import check_launch, find, occupancy
+from ..core.arch import check_cooperative, check_launch, find, occupancy
 from ..core.cubin import registers, static_shared_bytes
 from ..core.devicefacts import device_attribute
 from ..core.elf import undefined_symbols
-from ..core.errors import KernelError, MissingExtra, TensorladderError, Unsupported, UsageError
+from ..core.errors import MissingExtra, TensorladderError, Unsupported, UsageError
 from ..core.program import Launch, Module, Stream
 from ..core.tensormap import encode, from_driver_call
 from .ptxparams import entry
@@ -184,15 +184,9 @@ def _enqueue(handle: int, grid: Any, block: Any, args: int, smem: int, attribute
 
 def _check_cooperative(kernel: Any, grid: Any, block: Any, smem: int) -> None:
     """All CTAs of a cooperative launch are resident at once, or the driver refuses it (CUDA error 720)."""
-    arch = find(kernel.module.arch)
     smem += static_shared_bytes(kernel.module.cubin, kernel.name)
-    fits = occupancy(arch, prod(block), registers(kernel.module.cubin, kernel.name) or 0, smem)
-    resident = fits.ctas * arch.sm_count
-    if prod(grid) > resident:
-        raise KernelError(
-            f"kernel {kernel.name}: cooperative launch of {prod(grid)} CTAs, and {arch.name} holds {resident} at once"
-            f" ({fits.ctas} per SM, limited by {fits.limited_by})"
-        )
+    used = registers(kernel.module.cubin, kernel.name) or 0
+    check_cooperative(find(kernel.module.arch), grid, block, smem, used, name=f"kernel {kernel.name}")
 
 
 def _device_get_attribute(out: int, attribute: int, _device: int) -> int:

@@ -76,6 +76,13 @@ def parse_series(text: str | None) -> tuple[RungInfo, ...]:
     return tuple(info for info in infos if info.series in wanted)
 
 
+def parse_sm_count(count: int | None) -> int | None:
+    """How many SMs there are; None for the reference part's."""
+    if count is not None and not 1 <= count <= 1024:
+        raise UsageError(f"--sm-count {count} must lie between 1 and 1024")
+    return count
+
+
 def parse_timeout(seconds: float | None) -> float | None:
     """Seconds, positive; None for no limit."""
     if seconds is not None and not 0 < seconds < float("inf"):

@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from tensorladder.core.errors import MissingExtra, TensorladderError, Unsupported, UsageError
@@ -28,7 +28,8 @@ class Request:
 
     policy: when asynchronous effects happen ("eager", "lazy", "random:N", "timed"); on a real GPU it has no meaning.
     seed: of the inputs and of the virtual GPU's own choices. timeout: seconds for a launch there, or None.
-    numerics: how its tensor cores accumulate, "f32" or "f64".
+    numerics: how its tensor cores accumulate, "f32" or "f64". sm_count: SMs of the virtual GPU, and the rung's knob of
+    that name where it has one; None: the reference part's.
     """
 
     info: RungInfo
@@ -41,6 +42,7 @@ class Request:
     timeout: float | None = None
     numerics: str = "f32"
     config: Any = None
+    sm_count: int | None = None
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,7 @@ def plan(
     timeout: float | None = None,
     numerics: str = "f32",
     config: Any = None,
+    sm_count: int | None = None,
 ) -> Request:
     """A request with the rung's defaults filled in and everything checked that needs no compiler (UsageError)."""
     request.parse_place(on)
@@ -136,6 +139,7 @@ def plan(
         request.parse_timeout(timeout),
         request.parse_numerics(numerics),
         config,
+        request.parse_sm_count(sm_count),
     )
 
 
@@ -174,7 +178,10 @@ def build(asked: Request) -> Program:
     module = rungs.load(asked.info)
     config = asked.config if asked.config is not None else module.RUNG.config
     # RUNG.config is the dataclass of the knobs: called without arguments it gives the defaults.
-    return module.compile(asked.arch, asked.shape, asked.dtype, config() if isinstance(config, type) else config)
+    knobs = config() if isinstance(config, type) else config
+    if asked.sm_count is not None and hasattr(knobs, "sm_count"):
+        knobs = replace(knobs, sm_count=asked.sm_count)
+    return module.compile(asked.arch, asked.shape, asked.dtype, knobs)
 
 
 def judge(asked: Request, case: Case, seconds: float, compile_seconds: float) -> Result:
@@ -254,6 +261,7 @@ class VirtualTarget:
             seed=asked.seed,
             timeout=asked.timeout,
             numerics=asked.numerics,
+            sm_count=asked.sm_count,
         )
 
     @property

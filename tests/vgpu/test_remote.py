@@ -38,8 +38,11 @@ _A, _B, _W = ints("b32", N, 1), ints("b32", N, 2), ints("b64", N, 3)
 
 
 def reduced(op, fn, ty="u32", start=1):
-    """All threads of a CTA reduce into one word of the other CTA's tile."""
+    """All threads of a CTA reduce into one place of the other CTA's tile, with one value where the order matters."""
     a = ints(ty, N, 4)
+    start |= start << 32 if a.itemsize == 8 else 0
+    if op in ("inc", "dec"):
+        a = np.full(N, 50, a.dtype)
 
     def reference(a):
         result = []
@@ -54,7 +57,7 @@ def reduced(op, fn, ty="u32", start=1):
         f"red.async.{op}.{ty}",
         f"red.async.relaxed.cluster.{_DOT}.{op}.{ty} [%to], %a, [%rbar];",
         f"ld.shared.{ty} %d, [%tile];",
-        4,
+        a.itemsize,
         {"a": (ty, a)},
         {"d": ty},
         reference,
@@ -91,6 +94,28 @@ CASES = [
         {"d": "b64", "e": "b64"},
         lambda a: (a[PEER], a[PEER]),
     ),
+    exchange(
+        "st.async.v4.b32",
+        f"st.async.weak.{_DOT}.v4.b32 [%to], {{%a, %b, %b, %a}}, [%rbar];",
+        "ld.shared.v4.b32 {%d, %e, %f, %g}, [%at];",
+        16,
+        {"a": ("b32", _A), "b": ("b32", _B)},
+        dict.fromkeys("defg", "b32"),
+        lambda a, b: (a[PEER], b[PEER], b[PEER], a[PEER]),
+    ),
+    exchange(
+        "st.async.f64",
+        f"st.async.weak.{_DOT}.f64 [%to], %a, [%rbar];",
+        "ld.shared.f64 %d, [%at];",
+        8,
+        {"a": ("f64", _W.view(np.float64))},
+        {"d": "f64"},
+        lambda a: a[PEER],
+    ),
+    reduced("inc", lambda x, y: np.where(x >= y, 0, x + np.uint32(1))),
+    reduced("dec", lambda x, y: np.where((x == 0) | (x > y), y, x - np.uint32(1))),
+    reduced("add", lambda x, y: x + y, "u64"),
+    reduced("or", lambda x, y: x | y, "b32"),
     reduced("add", lambda x, y: x + y),
     reduced("max", np.maximum, "s32"),
     reduced("min", np.minimum),

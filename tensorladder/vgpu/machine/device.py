@@ -143,6 +143,11 @@ class Device:
         cluster = archs.check_launch(
             self.arch, launch.grid, launch.block, launch.cluster, launch.smem, limits, name=name
         )
+        if launch.attributes.get("cooperative"):
+            smem = low.static_shared + launch.smem
+            archs.check_cooperative(
+                self.arch, launch.grid, launch.block, smem, limits.registers or 0, sm_count=self.sm_count, name=name
+            )
         if prod(cluster) > self.sm_count:
             raise UsageError(f"{name}: a cluster of {prod(cluster)} CTAs does not fit on {self.sm_count} SMs")
         return cluster

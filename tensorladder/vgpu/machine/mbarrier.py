@@ -72,6 +72,15 @@ def mbarrier_at(w, space, address, initialised, iid, lane):
 
 
 @helper
+def own_barrier(w, address, iid, lane):
+    """Whether an mbarrier lies in the CTA's own shared memory, where this operation must have it (.shared::cta)."""
+    if (address & 0xFFFFFFFF) >> L.RANK_SHIFT != ld64(w + L.W_RANK):
+        fail(w, L.ERR_MBAR_REMOTE, iid, lane, address & 0xFFFFFFFF, 0, 0)
+        return False
+    return True
+
+
+@helper
 def note(w, address, iid, lane):
     """Remember who changed an mbarrier last, for messages: a ring in the reserved first KB of its CTA's window.
 
@@ -173,7 +182,7 @@ def tl_mbar_init(w, space, addresses, counts, mask, iid):
             continue
         address = ld64(addresses + 8 * lane)
         host = mbarrier_at(w, space, address, 0, iid, lane)
-        if host == 0:
+        if host == 0 or not own_barrier(w, address, iid, lane):
             return 0
         count = ld64(counts + 8 * lane)
         if count < 1 or count > COUNT_MASK:
@@ -194,7 +203,7 @@ def tl_mbar_inval(w, space, addresses, mask, iid):
             continue
         address = ld64(addresses + 8 * lane)
         host = mbarrier_at(w, space, address, 1, iid, lane)
-        if host == 0:
+        if host == 0 or not own_barrier(w, address, iid, lane):
             return 0
         st64(host, -1)
         byte = map_byte(w, address)
@@ -212,6 +221,8 @@ def tl_mbar_arrive(w, space, addresses, counts, expects, states, mask, flags, ii
         address = ld64(addresses + 8 * lane)
         host = mbarrier_at(w, space, address, 1, iid, lane)
         if host == 0:
+            return 0
+        if (states != 0 or flags & ARRIVE_NO_COMPLETE) and not own_barrier(w, address, iid, lane):
             return 0
         count = ld64(counts + 8 * lane) if counts != 0 else 1
         expect = ld64(expects + 8 * lane) if flags & ARRIVE_EXPECT_TX else 0
@@ -270,8 +281,9 @@ def lanes_passed(w, space, addresses, tokens, mask, iid):
     """Lanes whose phase is complete; -1 with the error recorded. `addresses` become host addresses."""
     if uniform(addresses, tokens, mask):
         first = trailing_zeros(mask)
-        host = mbarrier_at(w, space, ld64(addresses + 8 * first), 1, iid, first)
-        if host == 0:
+        address = ld64(addresses + 8 * first)
+        host = mbarrier_at(w, space, address, 1, iid, first)
+        if host == 0 or not own_barrier(w, address, iid, first):
             return -1
         for lane in range(L.LANES):
             st64(addresses + 8 * lane, host)
@@ -280,8 +292,9 @@ def lanes_passed(w, space, addresses, tokens, mask, iid):
     for lane in range(L.LANES):
         if (mask >> lane) & 1 == 0:
             continue
-        host = mbarrier_at(w, space, ld64(addresses + 8 * lane), 1, iid, lane)
-        if host == 0:
+        address = ld64(addresses + 8 * lane)
+        host = mbarrier_at(w, space, address, 1, iid, lane)
+        if host == 0 or not own_barrier(w, address, iid, lane):
             return -1
         st64(addresses + 8 * lane, host)
         if (ld64(host) ^ ld64(tokens + 8 * lane)) & 1:

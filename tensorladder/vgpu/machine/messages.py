@@ -84,6 +84,7 @@ _TEXT = {
     L.ERR_ASYNC_FULL: "too many asynchronous operations in flight in one CTA",
     L.ERR_COLLECTIVE_MASK: "a lane executes a collective whose member mask does not name it",
     L.ERR_REMOTE: "shared address {address:#x} belongs to no CTA of this cluster",
+    L.ERR_MBAR_REMOTE: "mbarrier at shared address {address:#x} is another CTA's: this works on the own ones alone",
     L.ERR_REMOTE_EXITED: "shared address {address:#x} belongs to CTA {a} of this cluster, which has exited",
     L.ERR_CLC_SPACE: "address {address:#x} is not in the shared memory of the CTA that asks (.shared::cta)",
     L.ERR_CLC_AFTER: "clusterlaunchcontrol.try_cancel after this CTA has seen one that failed",
