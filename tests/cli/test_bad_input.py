@@ -91,6 +91,7 @@ POLICIES_AND_PLACES = [
     ("run a0 --on GPU", "GPU"),
     ("climb --on cpu", "cpu"),
     ("run a0 --numerics half", "half"),
+    ("run a0 --sm-count 0", "--sm-count 0"),
 ]
 
 FILES = [
