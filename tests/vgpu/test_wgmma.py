@@ -26,6 +26,8 @@ _MMAS = [
     *(Mma(96, swizzle=sw, mn_b=b, registers=True) for sw, b in product(SWIZZLES, (0, 1)) if (sw, b) != ("128B", 0)),
     *(Mma(32, ty, d=d, swizzle=sw)
       for (ty, d), sw in product((("tf32", "f32"), ("e4m3", "f32"), ("s8", "s32")), SWIZZLES)),
+    # tiles that start some rows into the swizzle's pattern
+    *(Mma(24, swizzle=sw, base=base, mn_b=mn) for sw, base, mn in product(("128B", "64B", "32B"), (1, 4, 7), (0, 1))),
     # signs, and D that is not added to
     *(Mma(16, a, scale_a=sa, scale_b=sb, registers=regs)
       for a, sa, sb, regs in product(("f16", "tf32", "e5m2"), (1, -1), (1, -1), (False, True)) if (sa, sb) != (1, 1)),

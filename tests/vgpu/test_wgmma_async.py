@@ -50,15 +50,39 @@ def test_arithmetic_on_an_accumulator_in_flight_sees_the_old_value() -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_plain_moves_of_an_accumulator_in_flight_are_other_names_for_it(policy: str) -> None:
+def test_plain_moves_of_an_accumulator_in_flight_give_its_final_value(policy: str) -> None:
     case = M.case(before_wait="mov.b32 %x0, %d0; mov.b32 %x1, %x0;", wait=WAIT + " mov.b32 %d1, %x1;")
     got = _d(case, policy)
     assert np.array_equal(got[0], _want()[0]) and np.array_equal(got[1], _want()[0])
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_an_accumulator_in_flight_that_is_written_keeps_what_is_written(policy: str) -> None:
+    """Under every policy, as ptxas completes the operation first; no other register is touched."""
+    got = _d(M.case(before_wait="mov.b32 %d0, 77; add.s32 %d1, %x0, %x0;", before="mov.b32 %x0, 4;"), policy)
+    assert (got[0] == 77).all() and (got[1] == 8).all() and np.array_equal(got[2:], _want()[2:])
+
+
+@pytest.mark.parametrize("policy", FEW)
+def test_a_loop_that_swaps_accumulators_in_flight(policy: str) -> None:
+    """As nvcc compiles it: at most one group pending, then two sets of accumulators change names."""
+    n = M.d_count
+    loop = f""".reg .b32 %e<{n}>, %i, %t; .reg .pred %next; mov.b32 %i, 0;
+    {" ".join(f"mov.b32 %e{r}, 0;" for r in range(n))}
+    wgmma.wait_group.sync.aligned 0;
+    LOOP: wgmma.fence.sync.aligned; {{mma}} {COMMIT} wgmma.wait_group.sync.aligned 1;
+    {" ".join(f"mov.b32 %t, %d{r}; mov.b32 %d{r}, %e{r}; mov.b32 %e{r}, %t;" for r in range(n))}
+    add.u32 %i, %i, 1; setp.lt.u32 %next, %i, 3; @%next bra LOOP; wgmma.wait_group.sync.aligned 0;"""
+    got = _d(M.case(before_wait=loop), policy)  # the first and the third turn go into e, the second into d
+    a, b, _ = M.matrices()
+    last = slice(M.k * (M.count - 1), None)
+    part = decode(a[:, last], "f16") @ decode(b[:, last], "f16").T
+    assert np.array_equal(got, M.fragment(part.astype(np.float32).view(np.uint32)))
+
+
 @pytest.mark.parametrize("policy", FEW)
 def test_an_operation_may_go_on_with_moved_accumulators(policy: str) -> None:
-    """Compilers rename accumulators between operations that are all in flight."""
+    """Between operations that are all in flight."""
     n = M.d_count
     there = " ".join(f"mov.b32 %e{r}, %d{r};" for r in range(n))
     back = " ".join(f"mov.b32 %d{r}, %e{r};" for r in range(n))

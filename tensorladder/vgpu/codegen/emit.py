@@ -46,7 +46,6 @@ class Emitter:
         self.instr: Instr | None = None
         self.runs: dict = {}  # loads of the block that are done together (loads.find)
         self.framed: set[Reg] = set()  # registers that units read or write in the frame: always stored
-        self.moved: set[Reg] = set()  # of these, those that a unit writes, or that are moved from one
         self.declared: dict[str, str] = {}
         self.outlined: set[str] = set()
         self.block_values: dict[str, str] = {}  # of the current block, by what they are (see once)

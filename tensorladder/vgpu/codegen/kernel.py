@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from tensorladder.core.errors import Unsupported, UsageError
-from tensorladder.vgpu.codegen import loads, table, wgmma
+from tensorladder.vgpu.codegen import in_flight, loads, table, wgmma
 from tensorladder.vgpu.codegen.control import reserve_stack
 from tensorladder.vgpu.codegen.emit import Emitter
 from tensorladder.vgpu.codegen.malformed import reading
@@ -55,12 +55,13 @@ def lower(module: PtxModule, name: str, checked: bool = False, upto: int | None 
     table.load()
     fn = inline(module, module.kernels[name])
     reserve_stack(fn)
+    fn = in_flight.settle(fn)
     graph = Graph(fn, table.classify, table.results)
-    framed, moved = wgmma.registers_of(fn)
+    framed = wgmma.registers_of(fn)
     slots, frame_bytes = _frame(graph, framed)
     symbols, globals_, places = _symbols(module, fn)
     e = Emitter(slots, symbols, checked)
-    e.framed, e.moved = framed, moved
+    e.framed = framed
     builder = _Builder(e, graph, name, upto)
     ir = builder.build()
     lines = [("", 0, 0, 0, 0)] * len(fn.body)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tensorladder.core.errors import Unsupported
-from tensorladder.vgpu.codegen import wgmma
 from tensorladder.vgpu.codegen.emit import Emitter, ivec, vec
 from tensorladder.vgpu.codegen.remote import store_async
 from tensorladder.vgpu.codegen.table import instruction
@@ -174,8 +173,6 @@ def mov(e: Emitter, i: Instr) -> None:
     if ty not in TYPE_BITS:
         raise Unsupported(i.text)
     dst, src = i.operands
-    if src in e.moved and wgmma.follow(e, dst, src):
-        return
     if isinstance(dst, Vec):
         _unpack(e, dst, src, TYPE_BITS[ty])
     elif isinstance(src, Vec):

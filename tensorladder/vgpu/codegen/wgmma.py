@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from tensorladder.core.errors import Unsupported
 from tensorladder.vgpu.codegen.emit import Emitter
+from tensorladder.vgpu.codegen.in_flight import SETTLE
 from tensorladder.vgpu.codegen.table import instruction
 from tensorladder.vgpu.machine import fragments as F
 from tensorladder.vgpu.machine import operands as T
@@ -105,42 +106,20 @@ def _immediates(i: Instr, integer: bool, majors: bool, in_registers: bool) -> tu
 
 
 # ---------------------------------------------------------------- registers that the unit uses
-def registers_of(fn: Function) -> tuple[set[Reg], set[Reg]]:
-    """(registers that WGMMA reads or writes in the frame, those of them that it writes or that are moved from one)."""
-    written: set[Reg] = set()
-    read: set[Reg] = set()
-    moves: list[tuple[Reg, Reg]] = []
+def registers_of(fn: Function) -> set[Reg]:
+    """Registers that WGMMA reads or writes in the frame."""
+    found: set[Reg] = set()
     for i in fn.body:
-        if not isinstance(i, Instr):
-            continue
-        if i.op == "wgmma" and i.mods[:1] == ("mma_async",) and len(i.operands) > 1:
-            written.update(registers(i.operands[0]))
+        if isinstance(i, Instr) and i.op == "wgmma" and i.mods[:1] == ("mma_async",) and len(i.operands) > 1:
+            found.update(registers(i.operands[0]))
             if isinstance(i.operands[1], Vec):
-                read.update(registers(i.operands[1]))
-        elif i.op == "mov" and len(i.operands) == 2 and all(isinstance(o, Reg) and o.bits == 32 for o in i.operands):
-            moves.append((i.operands[0], i.operands[1]))
-    grown = bool(written)
-    while grown:
-        found = {dst for dst, src in moves if src in written}
-        grown = not found <= written
-        written |= found
-    return written | read, written
-
-
-def follow(e: Emitter, dst: object, src: Reg) -> bool:
-    """A whole warp's move of what may be an accumulator in flight: done with its operation. False: a plain move."""
-    if e.masked or e.guard is not None or not isinstance(dst, Reg) or dst not in e.moved:
-        return False
-    e.to_frame([src])
-    e.call("tl_wgmma_move", e.slots[src], e.slots[dst])
-    e.dirty.pop(dst, None)
-    e.cache.pop(dst, None)
-    return True
+                found.update(registers(i.operands[1]))
+    return found
 
 
 # ---------------------------------------------------------------- instructions
 def _kind(i: Instr) -> str:
-    return "block" if i.mods[:1] == ("wait_group",) else "meet"
+    return "block" if i.mods[:1] in (("wait_group",), (SETTLE,)) else "meet"
 
 
 @instruction("wgmma", results=0, kind=_kind,
@@ -152,6 +131,8 @@ def wgmma(e: Emitter, i: Instr):
     what = i.mods[0] if i.mods else ""
     if what == "mma_async":
         return _mma(e, i)
+    if what == SETTLE:
+        return _settle(e, i)
     if i.mods[1:] != ("sync", "aligned"):
         raise Unsupported(i.text)
     if what == "fence":  # registers are read and written in order anyway
@@ -171,16 +152,28 @@ def _mma(e: Emitter, i: Instr) -> None:
     if len(set(d)) != len(d):
         raise Unsupported(f"{i.text} with a register twice in D")
     e.to_frame([*d, *a])
-    offsets = [e.slots[r] for r in (*d, *a)]
-    table = f"wgmma_registers_{i.index}"
-    e.declare(f"@{table} = private constant [{len(offsets)} x i32] [{', '.join(f'i32 {o}' for o in offsets)}]")
+    address = _table(e, i, [*d, *a])
     descriptor_a = 0 if form.a_registers else e.spill(e.value(i.operands[1], "b64"), "<32 x i64>", 0)
     descriptor_b = e.spill(e.value(i.operands[2], "b64"), "<32 x i64>", 1)
     bits = e.op(f"bitcast <32 x i1> {e.value(i.operands[3], 'pred')} to i32")
     keeps = e.op(f"zext i32 {bits} to i64")
-    address = e.op(f"ptrtoint ptr @{table} to i64")
     e.call("tl_wgmma_mma", address, form.packed, descriptor_a, descriptor_b, keeps, e.active(), e.iid, fallible=True)
     e.forget_framed()
+
+
+def _settle(e: Emitter, i: Instr) -> tuple[str, bool]:
+    """Wait for what will write registers that are written or moved next (in_flight)."""
+    regs = registers(i.operands[0])
+    go = e.call("tl_wgmma_settle", _table(e, i, regs), len(regs), e.active(), e.iid)
+    return e.op(f"icmp ne i64 {go}, 0"), False
+
+
+def _table(e: Emitter, i: Instr, regs: list[Reg]) -> str:
+    """Address of the registers' offsets in the frame, as i32."""
+    name = f"wgmma_registers_{i.index}"
+    offsets = ", ".join(f"i32 {e.slots[r]}" for r in regs)
+    e.declare(f"@{name} = private constant [{len(regs)} x i32] [{offsets}]")
+    return e.op(f"ptrtoint ptr @{name} to i64")
 
 
 def _fragment(i: Instr, operand: object, count: int) -> list[Reg]:

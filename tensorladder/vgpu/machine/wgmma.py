@@ -3,9 +3,6 @@
 Each of the four warps issues its part (wgmma_issue); they meet in one operation of the pool, held until the fourth has
 come. Operations of a warpgroup take effect in order. At the effect, shared memory and A's registers are read and the
 accumulators are read and written in the frames of the warps, as late as the policy says.
-
-A plain move of an accumulator in flight is a second name for it (ptxas gives both one register): it waits in the pool
-for the operation that its warp issued last, and takes effect with it.
 """
 
 from __future__ import annotations
@@ -17,23 +14,20 @@ from tensorladder.vgpu.machine.hooks import EVENT_EFFECT, record
 from tensorladder.vgpu.machine.lanes import fail
 from tensorladder.vgpu.machine.matmul import transpose
 from tensorladder.vgpu.machine.native import helper
-from tensorladder.vgpu.machine.queue import pending_op, release_op, remove_at
-from tensorladder.vgpu.machine.raw import copy_bytes, ld32, ld64, st64
+from tensorladder.vgpu.machine.queue import pending_op
+from tensorladder.vgpu.machine.raw import ld32, ld64, st64
 from tensorladder.vgpu.machine.wgmma_exact import multiply_exact
 
 # ---------------------------------------------------------------- an operation's fields (after those of layout.A_)
 G_FRAMES = 256  # of the four warps, i64 each
 G_GROUPS = 288  # the group that each warp had open
-G_SEQ = 320  # number of the operation in its warpgroup; of a move: of the operation that its warp issues next
+G_SEQ = 320  # number of the operation in its warpgroup
 G_TABLE = 328  # address of the offsets (i32) of D's registers and, where A is in registers, of A's four
 G_FORM = 336
 G_DESC_A = 344
 G_DESC_B = 352
 G_KEEP = 360  # whether D is added to
 G_ISSUED = L.A_SIZE  # warps that have issued it, a bit each
-G_MOVE = 376  # a move: of the register at offset G_SOURCE of a frame to G_TARGET
-G_SOURCE = 384
-G_TARGET = 392
 
 # ---------------------------------------------------------------- what is fixed in the instruction (G_FORM)
 FORM_N = 0  # 9 bits
@@ -172,43 +166,10 @@ def run_mma(u, op):
 
 
 @helper
-def run_move(op):
-    """A register of one warp's frame to another one: 32 lanes of 32 bits."""
-    for slot in range(4):
-        if (ld64(op + G_ISSUED) >> slot) & 1:
-            frame = ld64(op + G_FRAMES + 8 * slot)
-            copy_bytes(frame + ld64(op + G_TARGET), frame + ld64(op + G_SOURCE), 4 * L.LANES)
-
-
-@helper
-def position_of(u, op):
-    """Where an operation stands among the pending ones, -1 for nowhere."""
-    for position in range(ld64(u + L.U_COUNT)):
-        if pending_op(u, position) == op:
-            return position
-    return -1
-
-
-@helper
 def run_wgmma(u, op):
-    """An operation's time has come; the moves behind it go with it. One that a warp never issued is dropped (drain)."""
-    if ld64(op + L.A_HELD) != 0:
-        return True
-    if ld64(op + G_MOVE) != 0:
-        run_move(op)
-        return True
-    run_mma(u, op)
-    queue = ld64(op + L.A_QUEUE)
-    seq = ld64(op + G_SEQ) + 1
-    position = position_of(u, op) + 1
-    while position < ld64(u + L.U_COUNT):
-        other = pending_op(u, position)
-        if ld64(other + L.A_QUEUE) == queue and ld64(other + G_SEQ) == seq and ld64(other + G_MOVE) != 0:
-            run_move(other)
-            remove_at(u, position)
-            release_op(u, other)
-        else:
-            position += 1
+    """An operation's time has come. One that a warp never issued is dropped (a CTA ended)."""
+    if ld64(op + L.A_HELD) == 0:
+        run_mma(u, op)
     return True
 
 
@@ -238,30 +199,40 @@ def joined(u, queue, seq):
     """The operation number `seq` of a warpgroup that other warps have issued already, or 0."""
     for position in range(ld64(u + L.U_COUNT)):
         op = pending_op(u, position)
-        if ld64(op + L.A_QUEUE) == queue and ld64(op + G_SEQ) == seq and ld64(op + G_MOVE) == 0:
+        if ld64(op + L.A_QUEUE) == queue and ld64(op + G_SEQ) == seq:
             return op
     return 0
 
 
 @helper
-def writer_of(w, offset):
-    """The last pending operation that will write the register at `offset` of this warp's frame, or 0."""
+def writing_group(w, table, count):
+    """The group of the last pending operation of this warp that will write one of `count` registers; -1 for none.
+
+    table: offsets of the registers in the frame, i32.
+    """
     u = ld64(w + L.W_UNIT)
     queue = warpgroup_of(w)
     slot = ld64(w + L.W_WARPID) & 3
-    for back in range(ld64(u + L.U_COUNT)):
-        op = pending_op(u, ld64(u + L.U_COUNT) - 1 - back)
+    group = -1
+    for position in range(ld64(u + L.U_COUNT)):
+        op = pending_op(u, position)
         if ld64(op + L.A_QUEUE) != queue or (ld64(op + G_ISSUED) >> slot) & 1 == 0:
             continue
-        if ld64(op + G_MOVE) != 0:
-            if ld64(op + G_TARGET) == offset:
-                return op
-            continue
-        table = ld64(op + G_TABLE)
+        written = ld64(op + G_TABLE)
         for r in range(accumulator_registers(ld64(op + G_FORM))):
-            if ld32(table + 4 * r) == offset:
-                return op
-    return 0
+            for k in range(count):
+                if ld32(written + 4 * r) == ld32(table + 4 * k):
+                    group = max(group, ld64(op + G_GROUPS + 8 * slot))
+    return group
+
+
+@helper
+def position_of(u, op):
+    """Where an operation stands among the pending ones, -1 for nowhere."""
+    for position in range(ld64(u + L.U_COUNT)):
+        if pending_op(u, position) == op:
+            return position
+    return -1
 
 
 @helper
@@ -270,4 +241,3 @@ def start_fields(op, queue, seq):
     st64(op + L.A_QUEUE, queue)
     st64(op + G_SEQ, seq)
     st64(op + G_ISSUED, 0)
-    st64(op + G_MOVE, 0)

@@ -1,4 +1,4 @@
-"""Issue of WGMMA: what generated code calls for wgmma.mma_async, its groups, and moves of accumulators."""
+"""Issue of WGMMA: what generated code calls for wgmma.mma_async and its groups."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tensorladder.vgpu.machine.hooks import EVENT_ISSUE, record
 from tensorladder.vgpu.machine.lanes import block, fail
 from tensorladder.vgpu.machine.native import export, helper
 from tensorladder.vgpu.machine.queue import LAT_TENSOR, NEVER, append, is_eager, ready_time, release_op, remove_at
-from tensorladder.vgpu.machine.raw import copy_bytes, ld64, st64
+from tensorladder.vgpu.machine.raw import ld64, st64
 from tensorladder.vgpu.machine.vectors import lanes_equal64
 from tensorladder.vgpu.machine.wgmma import (
     FORM_N,
@@ -19,10 +19,7 @@ from tensorladder.vgpu.machine.wgmma import (
     G_GROUPS,
     G_ISSUED,
     G_KEEP,
-    G_MOVE,
-    G_SOURCE,
     G_TABLE,
-    G_TARGET,
     groups_pending,
     joined,
     position_of,
@@ -30,7 +27,7 @@ from tensorladder.vgpu.machine.wgmma import (
     run_wgmma,
     start_fields,
     warpgroup_of,
-    writer_of,
+    writing_group,
 )  # fmt: skip
 
 _ALL = 0xFFFFFFFF
@@ -142,30 +139,15 @@ def tl_wgmma_mma(w, table, form, a, b, keeps, lanes, iid):
 
 
 @export
-def tl_wgmma_move(w, source, target):
-    """A move between registers (offsets in the frame): now, or with the operation in flight that writes the source."""
-    u = ld64(w + L.W_UNIT)
-    writer = writer_of(w, source) if ld64(u + L.U_COUNT) > 0 else 0
-    if writer == 0:
-        frame = ld64(w + L.W_FRAME)
-        copy_bytes(frame + target, frame + source, 4 * L.LANES)
-        return 0
-    slot = ld64(w + L.W_WARPID) & 3
-    op = begin(w, L.OP_WGMMA, _ALL, ld64(writer + L.A_IID))
-    if op == 0:
-        return 0
-    if writer_of(w, source) != writer:  # a full pool made it take effect
-        copy_bytes(ld64(w + L.W_FRAME) + target, ld64(w + L.W_FRAME) + source, 4 * L.LANES)
-        release_op(u, op)
-        return 0
-    start_fields(op, ld64(writer + L.A_QUEUE), ld64(w + L.W_WGMMA_SEQ))
-    add_warp(w, op, slot)
-    st64(op + G_GROUPS + 8 * slot, ld64(writer + G_GROUPS + 8 * slot))
-    st64(op + G_MOVE, 1)
-    st64(op + G_SOURCE, source)
-    st64(op + G_TARGET, target)
-    append(u, op, NEVER)
-    return 1
+def tl_wgmma_settle(w, table, count, lanes, iid):
+    """1 when no operation in flight will write one of `count` registers (offsets in `table`), else the lanes wait."""
+    if ld64(ld64(w + L.W_UNIT) + L.U_COUNT) == 0:
+        return 1
+    group = writing_group(w, table, count)
+    if group < 0:
+        return 1
+    block(w, lanes, L.WAIT_WGMMA, group, 0, iid)
+    return 0
 
 
 @export
