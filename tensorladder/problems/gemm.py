@@ -22,7 +22,7 @@ from tensorladder.problems.problem import (
     Shape,
 )
 
-OUTPUTS = {"e4m3": "fp16"}
+OUTPUTS = {"e4m3": "fp16", "mxfp8": "fp16", "nvfp4": "fp16"}
 """Element type of C where it is not that of A and B: 3 bits of mantissa are too few for a sum."""
 
 

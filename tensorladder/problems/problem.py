@@ -48,7 +48,7 @@ class Dtype:
             except ModuleNotFoundError as error:
                 raise MissingExtra(f"ml-dtypes ({_ML_DTYPES[self.name]} for numpy)", "climb") from error
             return np.dtype(getattr(ml_dtypes, _ML_DTYPES[self.name]))
-        return np.dtype({"fp16": "float16", "fp32": "float32", "int32": "int32"}[self.name])
+        return np.dtype({"fp16": "float16", "fp32": "float32", "int32": "int32", "uint8": "uint8"}[self.name])
 
 
 DTYPES: dict[str, Dtype] = {
@@ -56,7 +56,10 @@ DTYPES: dict[str, Dtype] = {
     "bf16": Dtype("bf16", 16, 2.0**-8, 2.0**-134),
     "fp32": Dtype("fp32", 32, 2.0**-24, 2.0**-150),
     "int32": Dtype("int32", 32, 0.0, 0.0),
+    "uint8": Dtype("uint8", 8, 0.0, 0.0),
     "e4m3": Dtype("e4m3", 8, 2.0**-4, 2.0**-10),
+    "mxfp8": Dtype("mxfp8", 8, 2.0**-4, 0.0),
+    "nvfp4": Dtype("nvfp4", 4, 2.0**-2, 0.0),
 }
 
 _ML_DTYPES: dict[str, str] = {"bf16": "bfloat16", "e4m3": "float8_e4m3fn"}
@@ -113,7 +116,8 @@ class Problem:
     is the default. operands(shape, dtype): the arrays in the order a rung's host code takes them. compute(inputs,
     shape, dtype): the exact outputs from float64 inputs. bound(inputs, reference, shape, dtype): the largest right
     absolute error of each element. tolerance(shape, dtype): the largest right relative norm. flops(shape): the
-    useful floating-point operations.
+    useful floating-point operations. draw(shape, dtype, seed): the inputs, where they depend on each other.
+    refuse(shape, dtype): why such a shape cannot be, in one line that says what can; None where it can.
     """
 
     name: str
@@ -126,6 +130,8 @@ class Problem:
     bound: Callable[[Arrays, Arrays, Shape, Dtype], Arrays]
     tolerance: Callable[[Shape, Dtype], float]
     flops: Callable[[Shape], int]
+    draw: Callable[[Shape, str, int], Arrays] | None = None
+    refuse: Callable[[Shape, str], str | None] = lambda shape, dtype: None
 
     def check(self, shape: Shape, dtype: str) -> tuple[Shape, str]:
         """The shape as integers and the dtype's canonical name; UsageError where they do not fit this problem."""
@@ -138,10 +144,16 @@ class Problem:
         name = dtype_named(dtype).name
         if name not in self.dtypes:
             raise UsageError(f"dtype {dtype!r} is not one of {self.name}'s: use {', '.join(self.dtypes)}")
-        return tuple(int(extent) for extent in shape), name
+        shape = tuple(int(extent) for extent in shape)
+        refused = self.refuse(shape, name)
+        if refused:
+            raise UsageError(f"{self.name}: {refused}")
+        return shape, name
 
     def inputs(self, shape: Shape, dtype: str, seed: int = 0) -> Arrays:
-        """The input arrays for this seed: always the same, independent of each other."""
+        """The input arrays for this seed: always the same, and independent of each other but for what `draw` ties."""
+        if self.draw is not None:
+            return self.draw(shape, dtype, seed)
         return {
             operand.name: _draw(operand, seed, index)
             for index, operand in enumerate(self.operands(shape, dtype))

@@ -46,6 +46,7 @@ LADDER = [
     "d2-warp-specialized",
     "d3-two-cta",
     "d4-persistent",
+    "d4-block-scaled",
     "z0-swizzle",
     "z1-tv-to-mn",
     "z2-tmem-lifecycle",

@@ -22,6 +22,7 @@ SMALL = {
     "swizzle": (24, 64),
     "tv_to_mn": (2, 4),
     "doubled": (33, 20),
+    "gemm_block_scaled": (130, 24, 160),
 }
 CASES = [(name, dtype) for name, problem in PROBLEMS.items() for dtype in problem.dtypes]
 

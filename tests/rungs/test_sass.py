@@ -16,8 +16,8 @@ from tensorladder.silicon.disassemble import find_nvdisasm, sass
 pytest.importorskip("cutlass")
 pytestmark = pytest.mark.skipif(find_nvdisasm() is None, reason="no nvdisasm here")
 
-# UTCHMMA: tcgen05.mma. UTCBAR: tcgen05.commit. LDTM, STTM: tcgen05.ld, st. UTMALDG, UTMASTG: TMA. UTCATOMSWS: alloc and
-# dealloc. UCGABAR: the cluster barrier.
+# UTCHMMA, UTCQMMA, UTCOMMA: tcgen05.mma of 16, 8 and 4 bits. UTCCP: tcgen05.cp. UTCBAR: tcgen05.commit. LDTM, STTM:
+# tcgen05.ld, st. UTMALDG, UTMASTG: TMA. UTCATOMSWS: alloc and dealloc. UCGABAR: the cluster barrier.
 ALLOC = [r"UTCATOMSWS\S*FIND_AND_SET", r"UTCATOMSWS\.AND"]
 MMA = [*ALLOC, r"UTCHMMA ", r"UTCBAR "]
 ONE = [*MMA, r"UTMALDG\.2D "]
@@ -29,6 +29,7 @@ CLAIMS = {
     "d2-warp-specialized": [*ONE, r"LDTM\.x32"],
     "d3-two-cta": [*TWO, r"LDTM\.x32"],
     "d4-persistent": [*TWO, r"LDTM\.x64", r"UTMASTG\.2D", r"STS\.128"],
+    "d4-block-scaled": [*ALLOC, r"UTCQMMA\.2CTA", r"UTCCP", r"UTCBAR\.2CTA", r"UTMALDG\.3D\.2CTA", r"UTMASTG\.2D"],
     "v1-one-tile": [*MMA, r"LDTM\.x128", r"STS\.128", r"\bSTG\.E\.128"],
     "v2-k-loop": [*MMA, r"LDTM\.x128", r"STS\.128", r"\bSTG\.E\.128"],
     "v3-grid": [*MMA, r"LDTM\.x128", r"STS\.128", r"\bSTG\.E\.128"],
@@ -53,7 +54,11 @@ def test_machine_code_holds_what_the_rung_claims(info):
     assert not re.search(r"\b(HMMA|LDL|STL)\b", text)
 
 
-def test_fp8_has_an_instruction_of_its_own():
-    (module,) = load(find("d4")).compile("sm_100a", (256, 256, 128), "fp8").modules
+@pytest.mark.parametrize(
+    ("name", "dtype", "instruction"),
+    [("d4-persistent", "fp8", "UTCQMMA.2CTA"), ("d4-block-scaled", "nvfp4", "UTCOMMA.2CTA.4X")],
+)
+def test_narrow_types_have_instructions_of_their_own(name, dtype, instruction):
+    (module,) = load(find(name)).compile("sm_100a", (256, 256, 256), dtype).modules
     text = sass(module.cubin)
-    assert "UTCQMMA.2CTA" in text and "UTCHMMA" not in text
+    assert instruction in text and "UTCHMMA" not in text

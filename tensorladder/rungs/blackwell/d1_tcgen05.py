@@ -1,9 +1,9 @@
 """tcgen05: the MMA as an asynchronous operation of one thread, with its accumulator in tensor memory.
 
 Adds:
-    Blackwell's tensor core. In the parent every warp loads fragments with ldmatrix and holds a part of C in registers.
-    Here one thread names two tiles in shared memory by descriptors and a place in tensor memory, and the tensor core
-    does the rest: no fragments, no registers, one instruction for 128 x 128 x 16. It runs on its own, so:
+    Blackwell's tensor core. WGMMA, the parent's, is issued by four warps together, which hold the accumulator in their
+    registers. Here one thread names two tiles in shared memory by descriptors and a place in tensor memory, and the
+    tensor core does the rest: no registers, one instruction for 128 x 128 x 16. It runs on its own, so:
     - tcgen05.commit makes an mbarrier complete once all MMAs that this thread issued are done. A commit a stage says
       that the stage may be overwritten, a last one that C is complete. Commit and MMA have to come from the same
       thread: elect.sync elects the same lane each time.
@@ -60,7 +60,7 @@ class Tcgen05GemmConfig:
 
 RUNG = Rung(
     name="d1-tcgen05",
-    parent="b5-tma",
+    parent="c1-wgmma",
     adds="tcgen05 MMAs that one thread issues, the accumulator in tensor memory, commits to mbarriers",
     archs=("sm_100a",),
     problem="gemm",

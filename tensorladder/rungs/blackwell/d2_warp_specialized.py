@@ -1,7 +1,7 @@
 """Warp specialisation on Blackwell: TMA, MMA and epilogue are roles that meet only at mbarriers.
 
 Adds:
-    Roles, as b7 has them on warp MMAs, now three: one warp asks for tiles, one issues MMAs, four bring C out. In the
+    Roles, as c2 has them with WGMMA, now three: one warp asks for tiles, one issues MMAs, four bring C out. In the
     parent one warp does the first two in turn, and a wait for one delays the other. Here each waits for what it needs:
     - full (TMA's bytes) lets the MMA warp go on, empty (a commit of its MMAs) the TMA warp: PipelineTmaUmma. The
       commit comes from the tensor core itself, so the MMA warp never waits for its own work.

@@ -12,6 +12,7 @@ ELEMENT_TYPES = {
     "bf16": cutlass.BFloat16,
     "fp32": cutlass.Float32,
     "int32": cutlass.Int32,
+    "uint8": cutlass.Uint8,
     "e4m3": cutlass.Float8E4M3FN,
 }
 
