@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import struct
+
 import numpy as np
 import pytest
 
 from tensorladder import vgpu
 from tensorladder.core.errors import KernelError, Unsupported
+from tensorladder.core.program import Launch, Module
 
 POLICIES = ("eager", "lazy", "timed", "random:1", "random:7")
 LANES, COLUMNS, POISON = 128, 512, 0xFFFFFFFF
@@ -462,3 +465,51 @@ def test_commit_to_a_cta_outside_of_the_cluster() -> None:
   tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 [%smem+8], %h;"""
     with pytest.raises(KernelError, match="multicast mask 0x5 names CTA 2"):
         launch(kernel("  .reg .b16 %h;" + body, 0, cluster=2), grid=2, cluster=2)
+
+
+def test_a_half_of_a_pair_that_asks_alone_hangs() -> None:
+    body = "  setp.ne.u32 %q6, %rank, 0;\n  @%q6 bra END;" + alloc(32, 2) + "\nEND:"
+    with pytest.raises(KernelError, match="32 columns of tensor memory with its peer CTA"):
+        launch(kernel(body, 0, cluster=2), grid=2, cluster=2)
+
+
+# ---------------------------------------------------------------- CTAs of one SM
+def _competing(columns: int, early: str) -> str:
+    """Each CTA stores its number in its columns, waits a while, and sees that nobody has touched them."""
+    return alloc(columns) + f"""
+  {early}
+  mov.u32 %t4, %ctaid.x;
+  tcgen05.st.sync.aligned.32x32b.x1.b32 [%t0], %t4;
+  tcgen05.wait::st.sync.aligned;
+  nanosleep.u32 400;
+  tcgen05.ld.sync.aligned.32x32b.x1.b32 %r0, [%t0];
+  mad.lo.u32 %t5, %t4, 128, %tid;
+  mul.wide.u32 %a0, %t5, 4; add.u64 %a0, %a0, %p0;
+  st.global.u32 [%a0], %r0;
+  mul.wide.u32 %a1, %t4, 4; add.u64 %a1, %a1, %p1;
+  st.global.u32 [%a1], %t0;""" + dealloc(columns)
+
+
+RELEASE = """setp.ne.u32 %q5, %warp, 0;
+  @%q5 bra RELEASED;
+  tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;
+RELEASED:"""
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    ("columns", "early", "shared"), [(256, RELEASE, True), (512, RELEASE, False), (128, "", False)]
+)
+def test_ctas_of_an_sm_share_its_columns(columns: int, early: str, shared: bool, policy: str) -> None:
+    """They lie side by side where there is room and the permit is given back; else one waits for the other's end."""
+    out, at = np.zeros((4, 128), np.uint32), np.zeros(4, np.uint32)
+    device = vgpu.Device("sm_100a", policy, sm_count=1, timeout=20)
+    for name, array in (("out", out), ("at", at)):
+        device.memory.attach(name, array)
+    stream = device.stream()
+    params = struct.pack("<QQ", out.ctypes.data, at.ctypes.data)
+    text = kernel(_competing(columns, early))
+    stream.enqueue(Launch(Module(text, "sm_100a"), "kernel", (4, 1, 1), (128, 1, 1), params, 0, (1, 1, 1)))
+    stream.synchronize()
+    assert np.array_equal(out, np.repeat(np.arange(4, dtype=np.uint32)[:, None], 128, axis=1))
+    assert set(at.tolist()) == ({0, 256} if shared else {0})

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
+from . import scaled
 from .session import HostRange, Session
 
 _ALIGN = 256
@@ -65,12 +66,22 @@ class CudaTensor(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func is torch._scaled_mm:
+            bound = dict(zip(("a", "b", "scale_a", "scale_b"), args), **kwargs)
+            if scaled.takes(bound["a"], bound["scale_a"]):
+                return _block_scaled(*args, **kwargs)
         if func in _PRODUCTS:
             wide, dtype = _widened((args, kwargs))
             if dtype is not None:
                 (args, kwargs) = wide
                 return super().__torch_function__(func, types, args, kwargs).to(dtype)
         return super().__torch_function__(func, types, args, kwargs)
+
+
+def _block_scaled(*args: Any, use_fast_accum: bool = False, **kwargs: Any) -> CudaTensor:
+    """torch._scaled_mm with block scales."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return scaled.product(*args, **kwargs).as_subclass(CudaTensor)
 
 
 def _widened(tree: Any) -> tuple[Any, torch.dtype | None]:
