@@ -1,0 +1,72 @@
+"""A Blackwell rung without one of its waits, barriers or arrivals is found out: it is wrong, or stops with an error.
+
+Each case takes one line out of a rung (or changes it) and runs what is left under a policy that shows the difference.
+So the waits are there for a reason, and the virtual GPU's schedules would not let a rung without them pass.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import textwrap
+
+import pytest
+
+pytest.importorskip("cutlass")
+pytest.importorskip("llvmlite")
+
+from tensorladder.core.errors import TensorladderError
+from tensorladder.measure.run import run_rung
+from tensorladder.rungs.rung import find, load
+
+GONE = "pass\n"
+WAIT_STORE = "cute.arch.fence_view_async_tmem_store()\n"
+WAIT_EMPTY = "cute.arch.mbarrier_wait(empty + write, write_phase)\n"
+WAIT_FULL = "cute.arch.mbarrier_wait(full + read, phase)\n"
+WAIT_DONE = "cute.arch.mbarrier_wait(done, 0)\n"
+RELEASE = "ring.consumer_release(read)\n"
+ACQUIRE = "accumulator.producer_acquire(write)\n"
+READ_BY_TMA = "cute.arch.cp_async_bulk_wait_group(self.buffers - 1, read=True)\n"
+ARRIVALS = "CooperativeGroup(Agent.Thread, pairs_m + pairs_n - 1)"
+STORED = """\
+cute.arch.fence_proxy("async.shared", space="cta")
+                    epilogue.arrive_and_wait()
+"""
+ONE_PAIR = {"cluster": (2, 1)}
+
+# (what is missing, rung, text, what stands there instead, shape, knobs, policy)
+CASES = [
+    ("wait::st", "z2-tmem-lifecycle", WAIT_STORE, GONE, None, {}, "lazy"),
+    ("stage not yet read", "d1-tcgen05", WAIT_EMPTY, GONE, (128, 128, 1024), {"stages": 2}, "random:1"),
+    ("stage not yet filled", "d1-tcgen05", WAIT_FULL, GONE, (128, 128, 256), {}, "timed"),
+    ("C not yet complete", "d1-tcgen05", WAIT_DONE, GONE, (128, 128, 128), {}, "lazy"),
+    ("a commit", "d2-warp-specialized", RELEASE, GONE, (128, 128, 512), {"stages": 2}, "eager"),
+    ("bytes of the partner", "d3-two-cta", "stage_bytes = PAIR * sum", "stage_bytes = sum", (256, 256, 256), ONE_PAIR,
+     "timed"),
+    ("commits of the other pairs", "d3-two-cta", ARRIVALS, "one", (256, 512, 512), {"stages": 2}, "eager"),
+    ("accumulator not yet read", "d4-persistent", ACQUIRE, GONE, (512, 512, 64),
+     {"sm_count": 2, "tile": (256, 128, 64), **ONE_PAIR}, "lazy"),
+    ("buffer not yet read by TMA", "d4-persistent", READ_BY_TMA, GONE, (256, 256, 64), ONE_PAIR, "lazy"),
+    ("buffer not yet written", "d4-persistent", STORED, GONE, (256, 256, 64), ONE_PAIR, "eager"),
+    ("factors of the stage", "d4-block-scaled", "read.index, columns_B", "0, columns_B", (256, 128, 512), {}, "eager"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "instead", "shape", "knobs", "policy"), [pytest.param(*c[1:], id=f"{c[1]}: {c[0]}") for c in CASES]
+)
+def test_a_rung_without_it_is_found_out(name, text, instead, shape, knobs, policy, tmp_path, monkeypatch):
+    info = find(name)
+    source = info.path.read_text()
+    assert source.count(text) == 1
+    module = f"{info.path.stem}_without_{len(source.partition(text)[0])}"
+    path = tmp_path / f"{module}.py"
+    path.write_text(source.replace(text, instead))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    broken = dataclasses.replace(info, module=module, path=path)
+    config = dataclasses.replace(load(broken).RUNG.config(), **knobs)
+    try:
+        result = run_rung(broken, shape=shape, policy=policy, config=config, timeout=30)
+    except TensorladderError as stopped:
+        assert "internal" not in str(stopped)
+    else:
+        assert not result.ok, textwrap.shorten(f"{text!r} seems not to be needed", 100)
