@@ -243,3 +243,24 @@ def test_single_pass_reduction(checkout, rng, tmp_path) -> None:
     name = entry(ptx, "reduceSinglePassILj128ELb1E")
     launch(ptx, name, (16, 1, 1), (128, 1, 1), [data, out, U32(data.size)], smem=128 * 4, arch=ARCH)
     np.testing.assert_allclose(out[0], data.astype(np.float64).sum(), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("sample", "kernel", "operand", "result", "tile"),
+    [
+        ("cudaTensorCoreGemm", "simple_wmma_gemm", np.float16, F32, (16, 16)),
+        ("tf32TensorCoreGemm", "simple_wmma_tf32gemm", F32, F32, (16, 16)),
+        ("immaTensorCoreGemm", "simple_wmma_gemm_imma", np.uint8, I32, (16, 16)),
+        ("dmmaTensorCoreGemm", "simple_wmma_gemm", np.float64, np.float64, (8, 8)),
+    ],
+)
+def test_tensor_core_gemm(checkout, rng, tmp_path, sample, kernel, operand, result, tile) -> None:
+    """nvcuda::wmma; a block of four by four warps, a tile a warp. Square: the int8 sample takes M for a row's pitch."""
+    ptx = nvcc(checkout("cuda-samples", f"Samples/3_CUDA_Features/{sample}/{sample}.cu"), tmp_path)
+    m = n = k = 64
+    a, b, c = (rng.integers(0, 4, size) for size in ((m, k), (n, k), (m, n)))  # b by columns
+    arrays = [a.astype(operand), b.astype(operand), c.astype(result), np.zeros((m, n), result)]
+    grid = (m // (4 * tile[0]), n // (4 * tile[1]), 1)
+    args = [*arrays, I32(m), I32(n), I32(k), result(2), result(3)]
+    launch(ptx, entry(ptx, kernel), grid, (128, 4, 1), args, arch=ARCH)
+    np.testing.assert_array_equal(arrays[3].astype(np.int64), 2 * (a @ b.T) + 3 * c)

@@ -48,7 +48,7 @@ class Compiled:
         self.block = (32 * result["warps"], 1, 1)
 
     def run(self, grid: tuple[int, int, int], *args: Any, policy: str = "eager") -> None:
-        """Launch, with Triton's two scratch pointers behind the arguments: tensor maps made by the kernel, a profile."""
+        """Launch, with Triton's two scratch pointers behind the arguments: for tensor maps, for a profile."""
         raw = np.zeros(self.scratch * grid[0] * grid[1] * grid[2] + 128, np.uint8)
         maps = raw[-raw.ctypes.data % 128 :]
         scratch = [maps if self.scratch else np.uint64(0), np.uint64(0)]

@@ -15,7 +15,7 @@ from tensorladder.vgpu.ptx.nodes import Instr
 
 FAMILIES = ("integer", "floating", "approx", "logic", "compare", "convert", "control", "memory", "atomic", "warp",
             "sync", "matrix", "mbarrier", "async_copy", "tensor_copy", "tcgen05", "misc", "video",
-            "wgmma", "launch")  # fmt: skip
+            "wgmma", "wmma", "launch")  # fmt: skip
 
 
 @dataclass(frozen=True)
