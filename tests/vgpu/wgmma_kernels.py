@@ -330,7 +330,10 @@ class Mma:
 
 
 def _close(d: str, narrow: bool):
-    """Rounding of the tensor cores: a few units of the last place of the largest; 8-bit floats: each of up to 33 terms cut at 2^-13."""
+    """Rounding of the tensor cores: a few units of the last place of the largest;
+
+    8-bit floats: each of up to 33 terms cut at 2^-13.
+    """
 
     def compare(name: str, got: np.ndarray, want: np.ndarray, inputs: dict) -> np.ndarray:
         kind = np.float16 if d == "f16" else np.float32
