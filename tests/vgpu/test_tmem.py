@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tensorladder import vgpu
-from tensorladder.core.errors import KernelError, Unsupported
+from tensorladder.core.errors import KernelError, Unsupported, UsageError
 from tensorladder.core.program import Launch, Module
 
 POLICIES = ("eager", "lazy", "timed", "random:1", "random:7")
@@ -142,8 +142,8 @@ def addresses(shape: str, seed: int, count: int, step: int) -> tuple[int, int, i
     """Column, first row of the warp's 32 lanes and half offset of a random legal access."""
     rng = np.random.default_rng(seed)
     wide = width(shape, count, step)
-    half = int(rng.integers(0, COLUMNS - wide + 1)) if shape == "16x32bx2" else 0
-    column = int(rng.integers(0, COLUMNS - wide - half + 1))
+    half = int(rng.integers(wide - COLUMNS, COLUMNS - wide + 1)) if shape == "16x32bx2" else 0
+    column = int(rng.integers(max(0, -half), COLUMNS - wide - max(0, half) + 1))
     row = 0 if shape == "32x32b" else 16 * int(rng.integers(0, 2))
     return column, row, half
 
@@ -181,9 +181,8 @@ def test_load_follows_the_layout(shape: str, count: int, step: int) -> None:
 @pytest.mark.parametrize(("shape", "count", "step"), CASES[::3])
 def test_store_follows_the_layout(shape: str, count: int, step: int) -> None:
     column, row, half = addresses(shape, 100 + count + step, count, step)
-    wide = width(shape, count, step)
-    if half:  # halves that overlap in no lane; a column apart would do
-        half = min(max(half, 1), COLUMNS - wide - column)
+    if shape == "16x32bx2" and abs(half) < width(shape, count, step):  # halves that overlap: no order among lanes
+        column, half = 0, width(shape, count, step)
     text, registers = move("st", shape, count, step, "%t2", half)
     loads = "\n".join(f"  ld.global.u32 %r{k}, [%a1+{4 * k}];" for k in range(registers))
     body = alloc(512) + f"""
@@ -360,6 +359,11 @@ def test_what_is_wrong_is_named(case: str) -> None:
 def test_what_is_not_modelled_is_refused(text: str) -> None:
     with pytest.raises(Unsupported, match="tcgen05"):
         launch(kernel("  " + text, 0))
+
+
+def test_a_kernel_has_one_cta_group() -> None:
+    with pytest.raises(UsageError, match=r"PTX line \d+: tcgen05.dealloc.* say cta_group::1"):
+        launch(kernel(alloc(32) + dealloc(32, 2), 0))
 
 
 def test_hopper_has_no_tensor_memory() -> None:

@@ -44,6 +44,7 @@ class Emitter:
         self.guard: str | None = None
         self.fallible = False
         self.instr: Instr | None = None
+        self.cta_group = ""  # of the kernel's tcgen05 instructions
         self.runs: dict = {}  # loads of the block that are done together (loads.find)
         self.framed: set[Reg] = set()  # registers that units read or write in the frame: always stored
         self.declared: dict[str, str] = {}

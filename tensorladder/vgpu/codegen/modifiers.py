@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from tensorladder.core.errors import Unsupported
+from tensorladder.core.errors import Unsupported, UsageError
+from tensorladder.vgpu.codegen.emit import Emitter
 from tensorladder.vgpu.ptx.nodes import Instr
 
 SCOPES = ("cta", "cluster", "gpu", "sys")
+PAIR = ("cta_group::1", "cta_group::2")
 SEMANTICS = ("relaxed", "acquire", "release", "acq_rel", "sc", "weak", "volatile")
 
 
@@ -21,3 +23,13 @@ def pick(i: Instr, *groups: tuple[str, ...]) -> list[str]:
             raise Unsupported(f"{i.text} (.{m})")
         found[k] = m
     return found
+
+
+def pair_of(e: Emitter, i: Instr, group: str) -> int:
+    """1 for cta_group::2, 0 for ::1, of a tcgen05 instruction; one of them for all of a kernel, as ptxas wants it."""
+    if not group:
+        raise Unsupported(i.text)
+    if e.cta_group not in ("", group):
+        raise UsageError(f"PTX line {i.line}: {i.text} in a kernel whose other tcgen05 instructions say {e.cta_group}")
+    e.cta_group = group
+    return int(group == "cta_group::2")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from tensorladder.core.errors import Unsupported
 from tensorladder.vgpu.codegen import tcgen05_mma
 from tensorladder.vgpu.codegen.emit import Emitter
-from tensorladder.vgpu.codegen.modifiers import pick
+from tensorladder.vgpu.codegen.modifiers import PAIR, pair_of, pick
 from tensorladder.vgpu.codegen.sync import FENCE_TCGEN05
 from tensorladder.vgpu.codegen.table import instruction
 from tensorladder.vgpu.machine import tcgen05 as C
@@ -16,7 +16,6 @@ from tensorladder.vgpu.machine import tmem as T
 from tensorladder.vgpu.machine.layout import SPACE_GENERIC, SPACE_SHARED
 from tensorladder.vgpu.ptx.nodes import Imm, Instr, Mem, Vec
 
-PAIR = ("cta_group::1", "cta_group::2")
 _SYNC = (("sync",), ("aligned",))
 #: (shape's number, registers a lane of x1) by name
 _SHAPES = {
@@ -54,13 +53,6 @@ def tcgen05(e: Emitter, i: Instr):
     return _OPERATIONS[what](e, i)
 
 
-def pair_of(i: Instr, group: str) -> int:
-    """1 for cta_group::2, 0 for ::1; the qualifier is mandatory."""
-    if not group:
-        raise Unsupported(i.text)
-    return int(group == "cta_group::2")
-
-
 def spill_address(e: Emitter, operand: object, slot: int) -> str:
     """Spill a tensor memory address, `[taddr]` or a register, as i32 lanes."""
     if isinstance(operand, Mem):
@@ -73,7 +65,7 @@ def spill_address(e: Emitter, operand: object, slot: int) -> str:
 # ---------------------------------------------------------------- allocation
 def _alloc(e: Emitter, i: Instr):
     _, group, _, _, space, ty = pick(i, ("alloc",), PAIR, *_SYNC, ("shared::cta",), ("b32",))
-    pair = pair_of(i, group)
+    pair = pair_of(e, i, group)
     if not ty:
         raise Unsupported(i.text)
     address = e.spill(e.address(i.operands[0]), "<32 x i64>", 0)
@@ -85,7 +77,7 @@ def _alloc(e: Emitter, i: Instr):
 
 def _dealloc(e: Emitter, i: Instr) -> None:
     _, group, _, _, ty = pick(i, ("dealloc",), PAIR, *_SYNC, ("b32",))
-    pair = pair_of(i, group)
+    pair = pair_of(e, i, group)
     if not ty:
         raise Unsupported(i.text)
     address = spill_address(e, i.operands[0], 0)
@@ -95,7 +87,7 @@ def _dealloc(e: Emitter, i: Instr) -> None:
 
 def _relinquish(e: Emitter, i: Instr) -> None:
     _, group, _, _ = pick(i, ("relinquish_alloc_permit",), PAIR, *_SYNC)
-    e.call("tl_tmem_relinquish", pair_of(i, group), e.iid, fallible=True)
+    e.call("tl_tmem_relinquish", pair_of(e, i, group), e.iid, fallible=True)
 
 
 # ---------------------------------------------------------------- loads and stores
@@ -116,7 +108,7 @@ def _split(i: Instr, shape: int, at: int) -> int:
     if shape != T.SHAPE_16X32BX2:
         return 0
     half = i.operands[at]
-    if not isinstance(half, Imm) or half.value < 0:
+    if not isinstance(half, Imm):
         raise Unsupported(f"{i.text} with split offset {getattr(half, 'value', half)}")
     return half.value
 
@@ -163,7 +155,7 @@ def _cp(e: Emitter, i: Instr) -> None:
     _, group, shape, multicast, to, source = pick(
         i, ("cp",), PAIR, shapes, multicasts, ("b8x16",), ("b6x16_p32", "b4x16_p64")
     )
-    pair = pair_of(i, group)
+    pair = pair_of(e, i, group)
     if (shape, multicast) not in _COPIES or (to, source) not in _PACKINGS:
         raise Unsupported(i.text)
     address = spill_address(e, i.operands[0], 0)
@@ -174,7 +166,7 @@ def _cp(e: Emitter, i: Instr) -> None:
 
 def _shift(e: Emitter, i: Instr) -> None:
     _, group, way = pick(i, ("shift",), PAIR, ("down",))
-    pair = pair_of(i, group)
+    pair = pair_of(e, i, group)
     if not way:
         raise Unsupported(i.text)
     e.call("tl_tc_shift", spill_address(e, i.operands[0], 0), e.active(), pair, e.iid, fallible=True)
@@ -207,7 +199,7 @@ def _commit(e: Emitter, i: Instr) -> None:
     _, group, arrive, space, multicast, ty = pick(
         i, ("commit",), PAIR, ("mbarrier::arrive::one",), ("shared::cluster",), ("multicast::cluster",), ("b64",)
     )
-    pair = pair_of(i, group)
+    pair = pair_of(e, i, group)
     if not arrive or not ty:
         raise Unsupported(i.text)
     address = e.spill(e.address(i.operands[0]), "<32 x i64>", 0)

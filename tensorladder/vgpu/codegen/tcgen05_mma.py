@@ -5,7 +5,7 @@ from __future__ import annotations
 from tensorladder.core.errors import Unsupported
 from tensorladder.vgpu.codegen.emit import Emitter
 from tensorladder.vgpu.codegen.mbarrier import wide
-from tensorladder.vgpu.codegen.modifiers import pick
+from tensorladder.vgpu.codegen.modifiers import PAIR, pair_of, pick
 from tensorladder.vgpu.machine import tcmma as M
 from tensorladder.vgpu.machine import tcmma_check as C
 from tensorladder.vgpu.machine import tcmma_issue as I
@@ -31,7 +31,7 @@ _VECTORS = {
 def mma(e: Emitter, i: Instr) -> None:
     """Every active lane issues an instruction."""
     what, group, kind, scaled, size, _ = pick(
-        i, ("mma",), ("cta_group::1", "cta_group::2"), _KINDS, ("block_scale",),
+        i, ("mma",), PAIR, _KINDS, ("block_scale",),
         ("scale_vec::1X", "scale_vec::2X", "scale_vec::4X", "block16", "block32"), _COLLECTOR,
     )  # fmt: skip
     name = kind.removeprefix("kind::")
@@ -40,7 +40,7 @@ def mma(e: Emitter, i: Instr) -> None:
         raise Unsupported(i.text)
     if vectors is not None and size not in vectors:
         raise Unsupported(f"{i.text} (.{size})" if size else f"{i.text} without a scale vector size")
-    flags = C.KINDS.index(name) | (M.FLAG_PAIR if group == "cta_group::2" else 0)
+    flags = C.KINDS.index(name) | (M.FLAG_PAIR if pair_of(e, i, group) else 0)
     d, a, b, idesc, *rest = i.operands
     base = e.spill(e.address(d), "<32 x i64>", I.D)
     if isinstance(a, Mem):

@@ -352,7 +352,7 @@ def lane_words(w, shape, count, half, step, lanes, iid):
     width = columns_of(shape, count) * step
     cta = ld64(w + L.W_CTA)
     if not owned(t, cta, column, width) or (half != 0 and not owned(t, cta, column + half, width)):
-        fail(w, L.ERR_TMEM_COLUMNS, iid, 0, address, column, column + half + width - 1)
+        fail(w, L.ERR_TMEM_COLUMNS, iid, 0, address, column + min(half, 0), column + max(half, 0) + width - 1)
         return False
     hosts = w + L.W_SCRATCH + 256 * SCRATCH_HOST
     for k in range(L.LANES):
