@@ -49,7 +49,7 @@ FEATURES = {
     "b8-register-double-buffering": ["bar.arrive", "setmaxnreg.inc", "ldmatrix.sync.aligned.m8n8.x4"],
     "a0-cluster-reduce": ["shfl.sync.bfly", "barrier.cluster.arrive", "barrier.cluster.wait", "mapa.shared::cluster"],
     "a1-grouped": ["fma.rn.f32"],
-    "a1-cluster-launch-control": [r"clusterlaunchcontrol\.try_cancel", r"clusterlaunchcontrol\.query_cancel\.is_canceled",
+    "a1-cluster-launch-control": ["clusterlaunchcontrol.try_cancel", "clusterlaunchcontrol.query_cancel.is_canceled",
                                   "fence.proxy.async.shared::cta"],
     "a1-dependent-launch": ["griddepcontrol.launch_dependents", "griddepcontrol.wait"],
     "c1-wgmma": ["wgmma.mma_async.sync.aligned.m64n128k16.f32", "wgmma.fence", "wgmma.commit_group",
