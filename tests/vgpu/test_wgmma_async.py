@@ -142,6 +142,16 @@ def test_what_is_not_committed_is_not_waited_for() -> None:
     assert np.array_equal(got, _start())
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_two_warpgroups_of_a_cta_work_apart(policy: str) -> None:
+    """The second one runs the same on the same shared memory, after a detour; both store what they find."""
+    case = replace(M, n=40).case(before=".reg .pred %w; setp.ge.u32 %w, %_tid, 128; @%w nanosleep.u32 3000;")
+    text = ptx_of(case).replace("%_ctaid, %_ntid, %_tid;", "%_ctaid, %_ntid, %_tid; and.b32 %idx, %idx, 127;")
+    arrays = [array.copy() for array in case.buffers.values()]
+    launch(text, "kernel", 1, 256, arrays, device=Device("sm_90a", policy, timeout=60))
+    assert np.array_equal(arrays[2], _want(mma=replace(M, n=40)))
+
+
 # ---------------------------------------------------------------- numerics
 def test_f64_numerics_round_once_an_instruction() -> None:
     m = replace(M, values="normal", steps=1, n=64)

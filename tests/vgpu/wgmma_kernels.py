@@ -330,7 +330,7 @@ class Mma:
 
 
 def _close(d: str, narrow: bool):
-    """Rounding of the tensor cores: a few units of the last place of the largest;
+    """Rounding of the tensor cores: a few units of the last place of the largest.
 
     8-bit floats: each of up to 33 terms cut at 2^-13.
     """
