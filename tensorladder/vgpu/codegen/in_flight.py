@@ -1,9 +1,9 @@
 """Where a kernel writes or moves accumulators that a wgmma.mma_async may still work on.
 
 The ISA leaves undefined what such an access gives before the wait. Compilers that take the operation for an ordinary
-instruction emit it all the same (a loop that swaps two sets of accumulators); ptxas then makes the operation complete
-first. So does the virtual GPU: before a stretch of such instructions stands one that waits for the operations
-concerned. What reads an accumulator in any other way sees the old value: that is a missing wait.
+instruction emit it all the same (a loop that swaps two sets of accumulators); ptxas then says so (C7514) and makes the
+operation complete first. So does the virtual GPU: before a stretch of such instructions stands one that waits for the
+operations concerned. What reads an accumulator in any other way sees the old value: that is a missing wait.
 """
 
 from __future__ import annotations
