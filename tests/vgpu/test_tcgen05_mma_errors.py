@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tensorladder import vgpu
 from tensorladder.core.errors import KernelError, Unsupported
 from tests.vgpu import mma_kernels as K
 from tests.vgpu.mma_kernels import ATOM32, NONE, SW64, Job, Tile, idesc, mma, scaled_idesc
@@ -112,7 +113,16 @@ def test_forms_that_are_not_modelled():
 
 
 def test_a_pair_needs_a_peer():
-    line = plain(idesc("f16", "f16", 256, 32), pair=True)
-    job = Job([np.zeros(32 * 1024, np.uint8)], [line])
+    text = """.version 8.6
+.target sm_100a
+.address_size 64
+.visible .entry kernel()
+{
+  .reg .b32 %d, %i; .reg .b64 %a; .reg .pred %p;
+  mov.u32 %d, 0; mov.u32 %i, 0; mov.u64 %a, 0; setp.eq.u32 %p, %d, 0;
+  tcgen05.mma.cta_group::2.kind::f16 [%d], %a, %a, %i, %p;
+  ret;
+}
+"""
     with pytest.raises(KernelError, match="peer"):
-        K.run(job)
+        vgpu.launch(text, "kernel", 1, 32, [], arch="sm_100a")
