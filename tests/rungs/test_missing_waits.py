@@ -32,6 +32,16 @@ cute.arch.fence_proxy("async.shared", space="cta")
                     epilogue.arrive_and_wait()
 """
 ONE_PAIR = {"cluster": (2, 1)}
+V_DONE = "cute.arch.mbarrier_wait(mma_done, k_tile % 2)\n"
+V_FULL = "cute.arch.mbarrier_wait(full, phase)\n"
+V_EMPTY = "cute.arch.mbarrier_wait(empty + stage, load.phase)\n"
+V_ACC_EMPTY = "cute.arch.mbarrier_wait(acc_empty, acc.phase)\n"
+V_READ_BY_TMA = """\
+cute.arch.cp_async_bulk_wait_group(0, read=True)
+                writeback"""
+V_MASK = "commit(acc_full, BOTH"
+V_COUNT = "mbarrier_init(empty + stage, CONSUMERS)"
+ONE_SM, TWO_SMS = {"sm_count": 1}, {"sm_count": 2}
 
 # (what is missing, rung, text, what stands there instead, shape, knobs, policy)
 CASES = [
@@ -47,6 +57,20 @@ CASES = [
      {"sm_count": 2, "tile": (256, 128, 64), **ONE_PAIR}, "lazy"),
     ("buffer not yet read by TMA", "d4-persistent", READ_BY_TMA, GONE, (256, 256, 64), ONE_PAIR, "lazy"),
     ("buffer not yet written", "d4-persistent", STORED, GONE, (256, 256, 64), ONE_PAIR, "eager"),
+    ("MMAs not yet done", "v1-one-tile", "cute.arch.mbarrier_wait(mma_done, 0)\n", GONE, None, {}, "eager"),
+    ("the phase flipped", "v2-k-loop", "phase ^= 1\n", GONE, None, {}, "eager"),
+    ("tile not yet there", "v4-tma", V_FULL, GONE, None, {}, "timed"),
+    ("stage not yet read", "v5-pipeline", V_DONE, GONE, (128, 128, 512), {}, "lazy"),
+    ("accumulator not yet read", "v7-warp-specialized", V_ACC_EMPTY, GONE, (256, 256, 256), ONE_SM, "random:3"),
+    ("stage not yet read", "v7-warp-specialized", V_EMPTY, GONE, (128, 128, 512), {}, "eager"),
+    ("C not yet read by TMA", "v7-warp-specialized", V_READ_BY_TMA, "pass\n                writeback", (256, 256, 64),
+     ONE_SM, "lazy"),
+    ("a commit to the other CTA", "v8-two-cta", V_MASK, "commit(acc_full, 1", (256, 256, 64), {}, "eager"),
+    ("the other CTA's bytes", "v8-two-cta", "stage_bytes *= CTAS\n", GONE, (256, 256, 256), {}, "timed"),
+    ("arrivals of the other CTA", "v8-two-cta", "CTAS * WRITEBACK_WARPS", "WRITEBACK_WARPS", (256, 1280, 64), TWO_SMS,
+     "lazy"),
+    ("a commit of the other consumer", "v9-two-consumers", V_COUNT, "mbarrier_init(empty + stage, 1)", (512, 256, 512),
+     {}, "eager"),
     ("factors of the stage", "d4-block-scaled", "read.index, columns_B", "0, columns_B", (256, 128, 512), {}, "eager"),
 ]  # fmt: skip
 
