@@ -303,7 +303,7 @@ def check_cooperative(
     sm_count: int | None = None,
     name: str = "kernel",
 ) -> None:
-    """KernelError where the CTAs of a cooperative launch are not all resident at once, as the driver has it (error 720).
+    """KernelError where the CTAs of a cooperative launch are not all resident at once (the driver's error 720).
 
     smem: static and dynamic bytes a CTA. registers: a thread's. sm_count: SMs, where not the reference part's.
     """

@@ -15,7 +15,6 @@ import itertools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any
 
 from ..core.arch import check_cooperative, check_launch, find, occupancy

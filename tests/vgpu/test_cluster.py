@@ -106,7 +106,9 @@ def atomics() -> list[Case]:
             return rolled(a, 1, cluster), fn(a, rolled(b, -1, cluster)), fn(a, rolled(b, 1, cluster))
 
         inputs = {"a": (ty, a), "b": (ty, b)}
-        found.append(case(f"atom, red {op}", body, inputs, {"d": ty, "e": ty, "f": ty}, reference, cluster))
+        departs = "adds the words as integers in another CTA's shared memory" if ty.endswith("16x2") else ""
+        outs = {"d": ty, "e": ty, "f": ty}
+        found.append(case(f"atom, red {op}", body, inputs, outs, reference, cluster, departs=departs))
     for ty in ("b32", "b64", "b16"):
         a, b = (bits(ty, count(2), seed) for seed in (3, 4))
         b[::2] = np.roll(a, BLOCK)[::2]  # half of the comparisons hold

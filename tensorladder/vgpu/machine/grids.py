@@ -55,6 +55,18 @@ def trigger(c):
 
 
 @helper
+def all_ended(launch):
+    """Whether all launches that a launch depends on are complete, the one before it and those before that in turn."""
+    before = ld64(launch + L.L_DEPENDS)
+    while before != 0:
+        if ld64(before + L.L_COMPLETE) == 0:
+            return False
+        before = ld64(before + L.L_DEPENDS)
+    st64(launch + L.L_DEPENDS, 0)
+    return True
+
+
+@helper
 def cancel_next(launch):
     """Take the next cluster away from a launch: linear number of its first CTA, -1 when all have started."""
     size = cluster_ctas(launch)

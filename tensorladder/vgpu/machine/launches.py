@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.machine.effects import begin, submit
-from tensorladder.vgpu.machine.grids import RESPONSE_BYTES, cluster_ctas, trigger
+from tensorladder.vgpu.machine.grids import RESPONSE_BYTES, all_ended, cluster_ctas, trigger
 from tensorladder.vgpu.machine.hooks import EVENT_ISSUE, record
 from tensorladder.vgpu.machine.lanes import block, fail
 from tensorladder.vgpu.machine.layout import SPACE_GENERIC, SPACE_SHARED
@@ -90,12 +90,13 @@ def tl_launch_dependents(w, lanes, iid):
 
 @export
 def tl_grid_wait(w, lanes, iid):
-    """griddepcontrol.wait: 1 to go on, 0 when the lanes wait for the launch before this one to be complete.
+    """griddepcontrol.wait: 1 to go on, 0 when the lanes wait for the launches before this one to be complete.
 
-    That is the one launch before: what came before it is complete too only if it has waited in its turn.
+    That is all of them, also where the one just before has not waited in its turn: so an H200 has it, and the ISA
+    speaks of all prerequisite grids in flight.
     """
-    before = ld64(ld64(w + L.W_LAUNCH) + L.L_DEPENDS)
-    if lanes == 0 or before == 0 or ld64(before + L.L_COMPLETE) != 0:
+    launch = ld64(w + L.W_LAUNCH)
+    if lanes == 0 or all_ended(launch):
         return 1
-    block(w, lanes, L.WAIT_GRID, before, 0, iid)
+    block(w, lanes, L.WAIT_GRID, launch, 0, iid)
     return 0

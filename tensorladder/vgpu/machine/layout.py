@@ -87,7 +87,7 @@ WAIT_WGMMA = 16  # wgmma groups up to A done
 WAIT_TMEM_ALLOC = 17  # A columns of tensor memory
 WAIT_TMEM_STORE = 18  # the warp's tcgen05.st done
 WAIT_TMEM_LOAD = 19  # the warp's tcgen05.ld done
-WAIT_GRID = 20  # griddepcontrol.wait: the grids before this one
+WAIT_GRID = 20  # griddepcontrol.wait: the grids before the launch A
 
 # ---------------------------------------------------------------- CTA
 C_SHARED = 0  # host address of the window
@@ -154,7 +154,7 @@ L_CLOCK_KHZ = 312
 L_NUMERICS = 320  # of matrix instructions: NUMERICS_F32, ...
 L_TIME0 = 328  # %globaltimer at clock 0
 L_CLOCKED = 336  # the kernel reads a clock: time alone may end a loop
-L_DEPENDS = 344  # launch whose end griddepcontrol.wait waits for, 0: none
+L_DEPENDS = 344  # launch before, whose end griddepcontrol.wait waits for; 0: none, or all before have ended
 L_COMPLETE = 352  # all its CTAs have run, or were cancelled
 L_TRIGGERED = 360  # CTAs that let dependent launches start, have exited, or were cancelled
 L_FOLLOWED = 368  # a dependent launch comes next in the stream

@@ -231,7 +231,7 @@ def _describe_wait(kind: int, a: int, b: int, unit, slot: int, where: str, block
     if kind == L.WAIT_CLUSTER:
         return f"wait for the cluster's other threads to arrive at barrier.cluster, {where}"
     if kind == L.WAIT_GRID:
-        return f"wait for the launch before to end, {blocked}"
+        return f"wait for the launches before to end, {blocked}"
     if kind in (L.WAIT_CP, L.WAIT_BULK, L.WAIT_BULK_READ):
         return f"wait for asynchronous copies, {blocked}"
     if kind == L.WAIT_TMEM_ALLOC:

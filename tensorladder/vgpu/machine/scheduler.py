@@ -12,6 +12,7 @@ from __future__ import annotations
 from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.machine.barriers import cluster_base, settle_barriers, settle_cluster, settle_gathering
 from tensorladder.vgpu.machine.effects import abandon
+from tensorladder.vgpu.machine.grids import all_ended
 from tensorladder.vgpu.machine.lanes import wake
 from tensorladder.vgpu.machine.native import export, helper
 from tensorladder.vgpu.machine.queue import NEVER, pending_op, rng
@@ -40,7 +41,7 @@ def condition(w, kind, a, b):
         settle_cluster(w)
         return ld64(cluster_base(w) + L.C_CLUSTER_BAR) != a
     if kind == L.WAIT_GRID:
-        return ld64(a + L.L_COMPLETE) != 0
+        return all_ended(a)
     if kind == L.WAIT_CP or kind == L.WAIT_BULK or kind == L.WAIT_BULK_READ:
         return groups_done(w, kind, a, b)
     if kind == L.WAIT_TMEM_ALLOC:
