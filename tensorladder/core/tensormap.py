@@ -83,7 +83,11 @@ TOLERATED_BITS: dict[int, int] = {1: 1 << 1 | 1 << 21}
 
 
 class ElementType(NamedTuple):
-    """An element type of a map. driver: CUtensorMapDataType; code, tf32: fields of the map; size in bytes."""
+    """An element type of a map. driver: CUtensorMapDataType; code, tf32: fields of the map; size in bytes.
+
+    Packed types (PTX ISA, "Packing and Unpacking of tensor elements"; from compute capability 10.0 on) have size 0, and
+    `bits` an element in global memory and `shared_bits` in shared memory: more where gaps follow 16 elements.
+    """
 
     name: str
     driver: int
@@ -91,6 +95,15 @@ class ElementType(NamedTuple):
     tf32: int
     size: int
     floating: bool
+    packed_bits: tuple[int, int] = (0, 0)
+
+    @property
+    def bits(self) -> int:
+        return self.packed_bits[0] or 8 * self.size
+
+    @property
+    def shared_bits(self) -> int:
+        return self.packed_bits[1] or 8 * self.size
 
 
 ELEMENT_TYPES: tuple[ElementType, ...] = (
@@ -107,13 +120,17 @@ ELEMENT_TYPES: tuple[ElementType, ...] = (
     ElementType("f32_ftz", 10, 8, 0, 4, True),
     ElementType("tf32", 11, 7, 1, 4, True),
     ElementType("tf32_ftz", 12, 8, 1, 4, True),
+    # The codes of the packed types are those of maps that CuTe DSL builds; a chunk of 16 elements is 8 bytes in global
+    # memory, and in shared memory 8 bytes, or 8 with a gap of 8 after them.
+    ElementType("b4x16", 13, 11, 0, 0, False, (4, 4)),
+    ElementType("b4x16_p64", 14, 12, 0, 0, False, (4, 8)),
 )
 _BY_NAME = {t.name: t for t in ELEMENT_TYPES}
 _BY_DRIVER = {t.driver: t for t in ELEMENT_TYPES}
 _BY_CODE = {(t.code, t.tf32): t for t in ELEMENT_TYPES}
-#: type code of maps over packed 4-bit elements (.b4x16, 16U4_ALIGN8B), seen in maps that CuTe DSL builds for nvfp4
-PACKED4 = 11
 _PACKED = {13: "16U4_ALIGN8B", 14: "16U4_ALIGN16B", 15: "16U6_ALIGN16B"}  # CUtensorMapDataType; not before sm_100
+GAP_CHUNK = 128
+"""Elements: extents, boxes and coordinates of a packed type with gaps are multiples of it (CUDA driver API)."""
 
 INTERLEAVE_NONE, INTERLEAVE_16B, INTERLEAVE_32B = 0, 1, 2
 SWIZZLE_SPANS = (16, 32, 64, 128)  # bytes, by the swizzle field
@@ -153,7 +170,7 @@ class TensorMap:
 
     @property
     def element_size(self) -> int:
-        """Bytes an element."""
+        """Bytes an element; 0 for packed types."""
         return _BY_NAME[self.dtype].size
 
     @property
@@ -170,13 +187,13 @@ class TensorMap:
     @property
     def box_bytes(self) -> int:
         """Bytes that one copy adds to an mbarrier's transaction count (out-of-bounds elements included)."""
-        return prod(self.box_shape) * self.element_size
+        return prod(self.box_shape) * _BY_NAME[self.dtype].shared_bits // 8
 
 
 def decode(data: bytes | bytearray | memoryview) -> TensorMap:
     """The map in `data` (128 bytes, little endian).
 
-    Raises Unsupported for im2col maps and packed 4- and 6-bit types, UsageError where the bytes are no tensor map.
+    Raises Unsupported for im2col maps and packed 6-bit types, UsageError where the bytes are no tensor map.
     """
     if len(data) != BYTES:
         raise UsageError(f"a tensor map has {BYTES} bytes, not {len(data)}")
@@ -188,7 +205,7 @@ def decode(data: bytes | bytearray | memoryview) -> TensorMap:
     kind = _BY_CODE.get((raw["type"], raw["tf32"]))
     _check_bits(words, rank)
     if kind is None and raw["type"] >= 11:
-        raise Unsupported(f"tensor map: element type code {raw['type']} (packed 4- or 6-bit) is not modelled")
+        raise Unsupported(f"tensor map: element type code {raw['type']} (packed 6-bit) is not modelled")
     if kind is None or raw["interleave"] > INTERLEAVE_32B:
         raise UsageError(f"not a tensor map: type code {raw['type']}, interleave {raw['interleave']}")
     each = range(rank)
@@ -258,7 +275,7 @@ def encode(tensor_map: TensorMap) -> bytes:
             raise UsageError(f"tensor map: {name} does not fit its {FIELDS[name].width}-bit field")
         FIELDS[name].put(words, value)
     # The driver's own count takes the floor, and counts dimension 0's element stride, though the copy does neither.
-    words[8] = prod(b // e for b, e in zip(tensor_map.box, tensor_map.element_strides)) * kind.size
+    words[8] = prod(b // e for b, e in zip(tensor_map.box, tensor_map.element_strides)) * kind.shared_bits // 8
     words[9] = SWIZZLE_PERIODS[tensor_map.swizzle]
     return struct.pack("<16Q", *words)
 
@@ -294,7 +311,7 @@ def broken_rules(tensor_map: TensorMap, compute_capability: tuple[int, int] = (9
             yield f"{name} must have {tensor_map.rank + extra} entries for rank {tensor_map.rank}, has {len(values)}"
             return
     yield from _broken_modes(tensor_map, kind, compute_capability)
-    yield from _broken_tensor(tensor_map)
+    yield from _broken_tensor(tensor_map, kind)
     yield from _broken_box(tensor_map, kind)
 
 
@@ -309,12 +326,20 @@ def _broken_modes(m: TensorMap, kind: ElementType, compute_capability: tuple[int
         yield f"a swizzle atom of {_ATOMICITIES[m.swizzle_atomicity]} needs the 128B swizzle"
     if m.swizzle_atomicity and compute_capability < (10, 0):
         yield f"a swizzle atom of {_ATOMICITIES[m.swizzle_atomicity]} needs compute capability 10.0 or higher"
+    if not kind.size and compute_capability < (10, 0):
+        yield f"{m.dtype} needs compute capability 10.0 or higher"
     if m.oob_nan and not kind.floating:
         yield f"NaN fill needs a floating-point element type, not {m.dtype}"
 
 
-def _broken_tensor(m: TensorMap) -> Iterator[str]:
-    align = 32 if m.interleave == INTERLEAVE_32B else 16
+def _broken_tensor(m: TensorMap, kind: ElementType) -> Iterator[str]:
+    gaps = kind.bits != kind.shared_bits
+    align = 32 if m.interleave == INTERLEAVE_32B or gaps else 16
+    chunk = GAP_CHUNK if gaps else 1 if kind.size else 2
+    if m.dims[0] % chunk:
+        yield f"dims[0] = {m.dims[0]} must be a multiple of {chunk} for {m.dtype}"
+    if gaps and m.box[0] != GAP_CHUNK:
+        yield f"box[0] = {m.box[0]} must be {GAP_CHUNK} for {m.dtype}"
     if m.address % align:
         yield f"address {m.address:#x} must be a multiple of {align}"
     if not 0 <= m.address < 1 << MAX_ADDRESS_BITS:
@@ -337,13 +362,13 @@ def _broken_box(m: TensorMap, kind: ElementType) -> Iterator[str]:
         if not 1 <= step <= 8:
             yield f"element_strides[{i}] = {step} must be 1 to 8"
             return
-    inner = m.box[0] * kind.size
+    inner = m.box[0] * kind.shared_bits // 8
     if inner % 16:
         yield f"box[0] = {m.box[0]} {m.dtype} = {inner} bytes must be a multiple of 16"
     span = SWIZZLE_SPANS[m.swizzle]
     if m.interleave == INTERLEAVE_NONE and m.swizzle and inner > span:
         yield f"box[0] = {m.box[0]} {m.dtype} = {inner} bytes exceeds the {span}-byte swizzle span"
-    total = prod(b // e for b, e in zip(m.box, m.element_strides)) * kind.size
+    total = prod(b // e for b, e in zip(m.box, m.element_strides)) * kind.shared_bits // 8
     if total > MAX_BOX_BYTES:
         yield f"box {m.box} of {m.dtype} = {total} bytes exceeds shared memory ({MAX_BOX_BYTES})"
 
@@ -372,14 +397,17 @@ def from_driver_call(
     """The map that cuTensorMapEncodeTiled would make of these arguments (enums as integers, rank = len(dims)).
 
     strides=None stands for a null pointer, which the driver refuses even at rank 1, where it reads no stride. Raises
-    UsageError where the driver returns CUDA_ERROR_INVALID_VALUE, Unsupported for the packed types it takes on sm_100.
+    UsageError where the driver returns CUDA_ERROR_INVALID_VALUE, Unsupported for the packed 6-bit type that it takes on
+    sm_100.
     """
-    if data_type in _PACKED and compute_capability >= (10, 0):
-        raise Unsupported(f"tensor map: data type {_PACKED[data_type]} is not modelled")
     kind = _BY_DRIVER.get(data_type)
+    if data_type in _PACKED and compute_capability < (10, 0):
+        why = f"{_PACKED[data_type]} needs compute capability 10.0"
+        raise UsageError(f"tensor map refused: tensorDataType {data_type} must be 0 to 12 ({why})")
+    if kind is None and data_type in _PACKED:
+        raise Unsupported(f"tensor map: data type {_PACKED[data_type]} is not modelled")
     if kind is None:
-        why = f" ({_PACKED[data_type]} needs compute capability 10.0)" if data_type in _PACKED else ""
-        raise UsageError(f"tensor map refused: tensorDataType {data_type} must be 0 to 12{why}")
+        raise UsageError(f"tensor map refused: tensorDataType {data_type} must be 0 to 12")
     if strides is None:
         raise UsageError("tensor map refused: globalStrides is a null pointer; pass an array, also at rank 1")
     if swizzle not in _DRIVER_SWIZZLES:

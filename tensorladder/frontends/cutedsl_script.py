@@ -139,10 +139,11 @@ def _benchmark(session: Session, fn: Any, **kwargs: Any) -> float:
     """Stands for cutlass.testing.benchmark: one call, its wall time in microseconds."""
     session.note("times are the emulation's wall time, not a GPU's")
     generator = kwargs.get("workspace_generator")
-    arguments = generator() if generator else kwargs["kernel_arguments"]
-    start = time.perf_counter()
-    fn(*arguments.args, **arguments.kwargs)
-    return (time.perf_counter() - start) * 1e6
+    with session.holding():  # a workspace may be tables of addresses, of tensors that only the generator held
+        arguments = generator() if generator else kwargs["kernel_arguments"]
+        start = time.perf_counter()
+        fn(*arguments.args, **arguments.kwargs)
+        return (time.perf_counter() - start) * 1e6
 
 
 _AUTOTUNE_OPTIONS = ("warmup_iterations", "iterations", "use_cold_l2", "print_verbose", "current_stream")

@@ -183,9 +183,45 @@ def test_freed_and_host_memory_is_not_the_devices(tmp_path):
         run(tmp_path, HEAD + "\nkernels.add_plain(a, b, torch.empty(1000))\n")
 
 
-def test_cuda_graphs_are_refused_by_name(tmp_path):
-    with pytest.raises(Unsupported, match="a CUDA graph"):
-        run(tmp_path, "import torch\ntorch.cuda.CUDAGraph()\n")
+def test_a_captured_graph_runs_at_each_replay(tmp_path):
+    body = """
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=torch.cuda.Stream()):
+            assert torch.cuda.is_current_stream_capturing()
+            kernels.add_plain(a, b, c)
+            kernels.add_plain(c, b, d := torch.empty_like(a))
+        assert c.isnan().all(), "nothing runs while it is captured"
+        graph.replay()
+        assert torch.equal(c, a + b) and torch.equal(d, c + b)
+        a.zero_()
+        graph.replay()
+        assert torch.equal(c, b)
+        """
+    assert run(tmp_path, HEAD + textwrap.dedent(body)) == 0
+    with pytest.raises(Unsupported, match="torch's add of a device tensor in a captured CUDA graph"):
+        run(tmp_path, HEAD + "\nwith torch.cuda.graph(torch.cuda.CUDAGraph()):\n    a + b\n")
+
+
+def test_a_benchmark_keeps_what_its_workspace_points_to(tmp_path):
+    seen = []
+
+    class Looking(Adder):
+        def __init__(self, ranges):
+            seen.append(sorted(r.size for r in ranges))
+            super().__init__(ranges)
+
+    body = """
+        from cutlass import testing
+
+        def workspace():
+            torch.zeros(77, device="cuda")  # only its address would be handed on
+            return testing.JitArguments(a, b, c)
+
+        testing.benchmark(kernels.add_plain, workspace_generator=workspace, warmup_iterations=0, iterations=1)
+        kernels.add_plain(a, b, c)
+        """
+    run(tmp_path, HEAD + textwrap.dedent(body), machine=Looking)
+    assert 77 * 4 in seen[0] and 77 * 4 not in seen[1]
 
 
 def test_everything_is_put_back(tmp_path):

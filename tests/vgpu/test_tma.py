@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from tensorladder.core.swizzle import tma_swizzle
-from tensorladder.core.tensormap import FIELDS, PACKED4, TensorMap, encode
-from tests.vgpu.ptx_kernels import Case, cases_test, expected, run
+from tensorladder.core.tensormap import TensorMap, encode
+from tests.vgpu.ptx_kernels import Case, cases_test
 from tests.vgpu.tma_kernels import POISON, WINDOW, Copy, load_case, places, random_copy, store_case, with_map
 
 MEMORY = 1 << 16
@@ -367,27 +365,3 @@ def _attempt(body: str, policy: str = "eager", raw: bytes | None = None, **chang
 def test_misuse_is_named(body: str, changes: dict, words: str, policy: str) -> None:
     text = _attempt(body, policy, **changes)
     assert words in text and "PTX line" in text, text
-
-
-# ---------------------------------------------------------------- packed 4-bit elements (sm_100, so not recorded)
-def _packed(case: Case, copies: list[Copy]) -> Case:
-    """The case with maps of 4-bit elements, two a byte, in place of bytes: the same bytes move."""
-    words = case.buffers["table"].view(np.uint64).reshape(-1, 16).copy()
-    coords = case.buffers["coords"].copy()
-    coords[:, 0] *= 2
-    for row, copy in zip(words, copies, strict=True):
-        for name, value in (("type", PACKED4), ("dim0", 2 * copy.map.dims[0] - 1), ("box0", 2 * copy.map.box[0] - 1)):
-            f = FIELDS[name]
-            mask = np.uint64(((1 << f.width) - 1) << f.low)
-            row[f.word] = (row[f.word] & ~mask) | np.uint64(value << f.low)
-    return replace(case, buffers={**case.buffers, "table": words.view(np.uint8).ravel(), "coords": coords})
-
-
-@pytest.mark.parametrize("rank", [1, 2, 3])
-def test_maps_of_packed_elements_move_their_bytes(rank: int) -> None:
-    copies = [c for c in _copies(31 + rank, rank, 24, ("u8",)) if c.map.box[0] <= 128]
-    case = load_case("packed", copies, _bytes(7, MEMORY))
-    assert np.array_equal(run(_packed(case, copies))["windows"], expected(case)["windows"])
-    copies = [c for c in _copies(41 + rank, rank, 24, ("u8",), store=True) if c.map.box[0] <= 128]
-    case = store_case("packed", copies, _bytes(8, MEMORY), _bytes(9, (len(copies), WINDOW)))
-    assert np.array_equal(run(_packed(case, copies))["memory"], expected(case)["memory"])

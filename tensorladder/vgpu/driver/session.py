@@ -6,16 +6,17 @@ may be read by the next line. Launches of one host function still run together, 
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...core.arch import Arch
-from ...core.errors import TensorladderError
-from ...core.program import Stream
+from ...core.errors import TensorladderError, UsageError
+from ...core.program import Launch, LaunchRecorder, Stream
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,53 @@ class Session:
     tensor_types: tuple[type, ...] = ()
     _tracked: dict[int, tuple[weakref.ref[Any], HostRange]] = field(default_factory=dict)
     _notes: set[str] = field(default_factory=set)
+    _captured: list[Launch] | None = None
+    _held: list[Any] | None = None
+
+    @property
+    def capturing(self) -> bool:
+        """Whether launches are recorded into a graph now instead of run."""
+        return self._captured is not None
+
+    @contextlib.contextmanager
+    def capture(self) -> Iterator[list[Launch]]:
+        """While this lasts, what host functions enqueue is appended to the list and does not run."""
+        if self._captured is not None:
+            raise UsageError("a graph is being captured already")
+        self._captured = []
+        try:
+            yield self._captured
+        finally:
+            self._captured = None
+
+    def replay(self, launches: Sequence[Launch]) -> None:
+        """Run captured launches, in order, on the memory that their parameters name."""
+
+        def enqueue(stream: Stream) -> None:
+            for launch in launches:
+                stream.enqueue(launch)
+
+        self.run(enqueue)
+
+    @contextlib.contextmanager
+    def holding(self) -> Iterator[None]:
+        """Device memory that the script allocates while this lasts stays alive until its end.
+
+        For calls that get addresses only: on a GPU torch's allocator keeps freed memory mapped, and scripts lean on it.
+        """
+        before, self._held = self._held, []
+        try:
+            yield
+        finally:
+            self._held = before
 
     def run(self, enqueue: Callable[[Stream], Any], extra: list[HostRange] | None = None) -> Any:
         """Call `enqueue` with a stream, then run what it enqueued. extra: further memory that launches may touch."""
+        if self._captured is not None:
+            recorder = LaunchRecorder()
+            result = enqueue(recorder)
+            self._captured += recorder.launches
+            return result
         stream = self.new_stream([*self.ranges(), *(extra or [])])
         start = time.perf_counter()
         try:
@@ -67,6 +112,8 @@ class Session:
     def track(self, owner: Any, range_: HostRange) -> None:
         """Device memory of the script, as long as `owner` lives. Several owners may share memory, as views do."""
         key = id(owner)
+        if self._held is not None:
+            self._held.append(owner)
         if range_.size and key not in self._tracked:
             self._tracked[key] = (weakref.ref(owner, lambda _: self._tracked.pop(key, None)), range_)
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
+from ...core.errors import Unsupported
 from . import scaled
 from .session import HostRange, Session
 
@@ -26,6 +27,14 @@ _PRODUCTS = {
     torch.matmul, torch.mm, torch.bmm, torch.mv, torch.dot, torch.addmm, torch.baddbmm, torch.einsum,
     torch.nn.functional.linear, torch.Tensor.matmul, torch.Tensor.mm, torch.Tensor.bmm, torch.Tensor.__matmul__,
     torch.Tensor.__rmatmul__, torch.Tensor.addmm,
+}  # fmt: skip
+#: what may be done with device tensors while a graph is captured: nothing is launched for it
+_NO_LAUNCH = {
+    "__get__", "__dlpack__", "__dlpack_device__", "data_ptr", "size", "stride", "dim", "numel", "element_size",
+    "storage_offset", "is_contiguous", "untyped_storage", "view", "permute", "transpose", "t", "unsqueeze", "squeeze",
+    "detach", "empty", "empty_like", "empty_strided", "new_empty", "as_strided", "expand", "get_device",
+    "is_floating_point",
+    "__hash__", "__len__", "as_subclass", "requires_grad_", "nelement", "_is_view",
 }  # fmt: skip
 
 
@@ -122,6 +131,8 @@ class OnHost(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
+        if self._session.capturing and CudaTensor in types and func.__name__ not in _NO_LAUNCH:
+            raise Unsupported(f"torch's {func.__name__} of a device tensor in a captured CUDA graph is not modelled")
         if func in self._moves:
             return self._seen(self._moves[func](*args, **kwargs))
         kwargs.pop("pin_memory", None)

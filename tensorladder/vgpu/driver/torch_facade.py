@@ -1,7 +1,7 @@
 """`torch.cuda` for a script on a machine with no GPU: what it asks is answered for the virtual GPU.
 
-One table, `_answers`, holds what is replaced. What a script may not have here (CUDA graphs) is refused by name. Times
-of events are those of the emulation, and the script's reader is told so.
+One table, `_answers`, holds what is replaced. What a script may not have here is refused by name. Times of
+events are those of the emulation, and the script's reader is told so.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from ...core.errors import Unsupported
+from ...core.program import Launch
 from .session import Session
 from .tensors import CudaTensor, OnHost, claims_cuda
 
@@ -119,9 +120,48 @@ def _refuse(what: str) -> Callable[..., Any]:
     return refuse
 
 
-def _refused_class(what: str) -> type:
-    """Classes stay classes: torch's own modules name them in annotations."""
-    return type("Refused", (), {"__init__": _refuse(what)})
+def _graph(session: Session) -> tuple[type, type]:
+    """torch.cuda.CUDAGraph and torch.cuda.graph: kernel launches are recorded, and run at each replay."""
+
+    class VirtualGraph:
+        """A graph of launches. Torch's own operations on device tensors are refused while one is captured."""
+
+        def __init__(self, *_: Any, **__: Any):
+            self._launches: list[Launch] = []
+            self._capture: contextlib.AbstractContextManager[list[Launch]] | None = None
+
+        def capture_begin(self, *_: Any, **__: Any) -> None:
+            self._capture = session.capture()
+            self._launches = self._capture.__enter__()
+
+        def capture_end(self) -> None:
+            if self._capture is None:
+                raise RuntimeError("CUDAGraph.capture_end() without capture_begin()")
+            self._capture.__exit__(None, None, None)
+            self._capture = None
+
+        def replay(self) -> None:
+            session.replay(self._launches)
+
+        def reset(self) -> None:
+            self._launches = []
+
+        def pool(self) -> tuple[int, int]:
+            return (0, 0)
+
+    class graph:
+        """The context manager around a capture."""
+
+        def __init__(self, cuda_graph: Any, *_: Any, **__: Any):
+            self._graph = cuda_graph
+
+        def __enter__(self) -> None:
+            self._graph.capture_begin()
+
+        def __exit__(self, *_: Any) -> None:
+            self._graph.capture_end()
+
+    return VirtualGraph, graph
 
 
 class VirtualDevice(contextlib.nullcontext[None]):
@@ -139,6 +179,7 @@ def _nothing() -> Callable[..., None]:
 def _answers(session: Session) -> dict[str, Any]:
     """Attribute of torch.cuda -> what it is in a script."""
     stream = VirtualStream()
+    graphs = _graph(session)
     quiet = ("synchronize", "set_device", "init", "_lazy_init", "empty_cache", "reset_peak_memory_stats",
              "reset_max_memory_allocated", "set_stream", "ipc_collect")  # fmt: skip
     sizes = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
@@ -164,8 +205,9 @@ def _answers(session: Session) -> dict[str, Any]:
         "get_device_capability": lambda *_: session.arch.compute_capability,
         "get_device_properties": lambda *_: _properties(session),
         "mem_get_info": lambda *_: (_MEMORY, _MEMORY),
-        "CUDAGraph": _refused_class("a CUDA graph"),
-        "graph": _refused_class("a CUDA graph"),
+        "CUDAGraph": graphs[0],
+        "graph": graphs[1],
+        "is_current_stream_capturing": lambda: session.capturing,
         "cudart": _refuse("torch.cuda.cudart()"),
     }
 

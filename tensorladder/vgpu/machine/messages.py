@@ -133,6 +133,8 @@ TENSOR_MAP_RULES = (
     "NaN fill needs a floating-point element type",
     "the innermost coordinate is not at a multiple of 16 bytes",
     "a store or reduction may not start at a negative coordinate",
+    "a packed type with gaps needs an address at a multiple of 32, extent and box of whole 128 elements",
+    "stores of packed types with gaps are not modelled",
 )
 
 

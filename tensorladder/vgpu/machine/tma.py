@@ -7,7 +7,7 @@ memory, dimension 0 fastest; the swizzle then XORs bits of the absolute shared a
 from __future__ import annotations
 
 from tensorladder.core.swizzle import TMA_SWIZZLES
-from tensorladder.core.tensormap import ELEMENT_TYPES, FIELDS, PACKED4, TOLERATED_BITS
+from tensorladder.core.tensormap import ELEMENT_TYPES, FIELDS, GAP_CHUNK, TOLERATED_BITS
 from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.machine.copies import (
     ADD,
@@ -41,7 +41,8 @@ from tensorladder.vgpu.machine.raw import copy_bytes, ld8, ld32, ld64, move16, s
 LOAD, STORE, REDUCE = 0, 1, 2
 #: rules of ERR_TENSOR_MAP (worded in messages.TENSOR_MAP_RULES)
 (RULE_ALIGN, RULE_RANK, RULE_DIMS, RULE_IM2COL, RULE_TYPE, RULE_INTERLEAVE, RULE_BITS, RULE_SWIZZLE, RULE_SPAN,
- RULE_INNER, RULE_ADDRESS, RULE_REDUCE, RULE_NAN, RULE_COORDINATE, RULE_NEGATIVE) = range(1, 16)  # fmt: skip
+ RULE_INNER, RULE_ADDRESS, RULE_REDUCE, RULE_NAN, RULE_COORDINATE, RULE_NEGATIVE, RULE_GAPS,
+ RULE_GAPS_STORE) = range(1, 18)  # fmt: skip
 
 
 def _reader(name: str):
@@ -67,8 +68,10 @@ _interleave, _swizzle, _atom, _nan = (
 # arrays of fields: extents (32 bits), strides (32 low bits and 4 high bits), boxes (8 bits), element strides (3 bits)
 _DIMS, _STRIDES, _HIGH, _BOX = _byte("dim0"), _byte("stride1"), _byte("stride1_high"), _byte("box0")
 _STEPS, _STEPS_LOW = 8 * FIELDS["element_stride0"].word, FIELDS["element_stride0"].low
-#: bytes of an element by type code; 0: no such code
-_SIZES = tuple(1 if c == PACKED4 else next((t.size for t in ELEMENT_TYPES if t.code == c), 0) for c in range(16))
+#: by type code: bytes of an element (0: packed, or no such code), bits in global (0: no such code) and shared memory
+_SIZES = tuple(next((t.size for t in ELEMENT_TYPES if t.code == c), 0) for c in range(16))
+_BITS = tuple(next((t.bits for t in ELEMENT_TYPES if t.code == c), 0) for c in range(16))
+_ROOM = tuple(next((t.shared_bits for t in ELEMENT_TYPES if t.code == c), 0) for c in range(16))
 _FLOATING = tuple(int(any(t.floating for t in ELEMENT_TYPES if t.code == c)) for c in range(16))
 #: NaN that fills elements outside of the tensor, of any size (seen on an H200)
 _FILL_NAN = 0x7FF77FF77FF77FF7
@@ -92,22 +95,9 @@ _UNKNOWN1 = _unknown(1)
 
 
 @helper
-def in_units(m, i, elements):
-    """Elements along dimension i in units that have addresses: two 4-bit elements of dimension 0 share one."""
-    return (elements + 1) >> 1 if i == 0 and _type(m) == PACKED4 else elements
-
-
-@helper
 def dim(m, i):
-    """Extent of dimension i in elements (see in_units)."""
-    return in_units(m, i, ld32(m + _DIMS + 4 * i) + 1)
-
-
-@helper
-def coordinate(op, m, i):
-    """The box's origin along dimension i, in elements (see in_units; `usable` has seen that it is even)."""
-    c = ld64(op + L.A_COORD + 8 * i)
-    return c >> 1 if i == 0 and _type(m) == PACKED4 else c
+    """Extent of dimension i in elements."""
+    return ld32(m + _DIMS + 4 * i) + 1
 
 
 @helper
@@ -128,17 +118,17 @@ def box_count(m, i, rank):
     if i >= rank:
         return 1
     e = step(m, i)
-    return in_units(m, i, (ld8(m + _BOX + i) + e) // e)
+    return (ld8(m + _BOX + i) + e) // e
 
 
 @helper
 def box_bytes(m):
     """Bytes of the whole box."""
     rank = _rank(m) + 1
-    total = _SIZES[_type(m)]
+    total = _ROOM[_type(m)]
     for i in range(5):
         total *= box_count(m, i, rank)
-    return total
+    return total >> 3
 
 
 @helper
@@ -150,7 +140,7 @@ def row_pitch(m, inner):
 @helper
 def room(m):
     """Bytes of shared memory that a box spans."""
-    inner = box_count(m, 0, 1) * _SIZES[_type(m)]
+    inner = (box_count(m, 0, 1) * _ROOM[_type(m)]) >> 3
     return box_bytes(m) // inner * row_pitch(m, inner)
 
 
@@ -159,14 +149,14 @@ def broken_rule(m, dims, how, op):
     """The rule that keeps a map from being used by an instruction of `dims` dimensions; 0 for none."""
     rank = _rank(m) + 1
     code = _type(m)
-    size = _SIZES[code]
+    gaps = _BITS[code] != _ROOM[code]
     if rank > 5:
         return RULE_RANK
     if _im2col(m) != 0:
         return RULE_IM2COL
     if ld64(m + 8) & _UNKNOWN1:
         return RULE_BITS
-    if size == 0:
+    if _BITS[code] == 0:
         return RULE_TYPE
     if rank != dims:
         return RULE_DIMS
@@ -174,13 +164,17 @@ def broken_rule(m, dims, how, op):
         return RULE_INTERLEAVE
     if _SWIZZLE_SHIFT[_swizzle(m) | (_atom(m) << 2)] == 0:
         return RULE_SWIZZLE
-    inner = box_count(m, 0, rank) * size
+    inner = (box_count(m, 0, rank) * _ROOM[code]) >> 3
     if inner & 15:
         return RULE_INNER
     if _swizzle(m) != 0 and inner > 16 << _swizzle(m):
         return RULE_SPAN
     if ld64(m) & 15:
         return RULE_ADDRESS
+    if gaps and (ld64(m) & 31 or dim(m, 0) % GAP_CHUNK or box_count(m, 0, rank) % GAP_CHUNK):
+        return RULE_GAPS
+    if gaps and how != LOAD:
+        return RULE_GAPS_STORE
     if _nan(m) != 0 and _FLOATING[code] == 0:
         return RULE_NAN
     if how == REDUCE and not can_reduce(op, code):
@@ -234,6 +228,16 @@ def load_row(a, p, lo, hi, inner, fill, mask, shift):
 
 
 @helper
+def load_row_gaps(a, p, lo, hi, inner, mask, shift):
+    """One row of 4-bit elements with gaps: chunks of 16, 8 bytes in global memory, take 16 in shared memory.
+
+    Elements [lo, hi) of it come from p, the rest is zero; the upper half of a chunk is the gap and stays what it was.
+    """
+    for c in range(0, inner, 16):
+        st64(swizzled(a + c, mask, shift), ld64(p + (c >> 1)) if lo <= c < hi else 0)
+
+
+@helper
 def store_row(p, a, lo, hi, inner, delta, mask, shift):
     """Bytes [lo, hi) of one row to global memory; `delta` leads from the shared address to where the data is."""
     if lo == 0 and hi == inner:
@@ -281,18 +285,22 @@ def inside(c, n, e, d):
 @helper
 def reachable(w, op, m, rank, how):
     """Whether the elements of the box inside the tensor lie in one allocation; else the error is recorded."""
-    size = _SIZES[_type(m)]
+    bits = _BITS[_type(m)]
+    size = max(bits >> 3, 1)
     lo = ld64(m)
-    hi = lo + size
+    hi = lo
     for i in range(rank):
-        c = coordinate(op, m, i)
+        c = ld64(op + L.A_COORD + 8 * i)
         e = step(m, i)
         first, end = inside(c, box_count(m, i, rank), e, dim(m, i))
         if end == 0:
             return True
-        s = size if i == 0 else stride(m, i)
-        lo += (c + first * e) * s
-        hi += (c + (end - 1) * e) * s
+        if i == 0:
+            lo += ((c + first) * bits) >> 3
+            hi += ((c + end) * bits + 7) >> 3
+        else:
+            lo += (c + first * e) * stride(m, i)
+            hi += (c + (end - 1) * e) * stride(m, i)
     iid = ld64(op + L.A_IID)
     lane = trailing_zeros(ld64(op + L.A_LANES))
     write = 0 if how == LOAD else 1
@@ -313,21 +321,23 @@ def move_box(op, m, shared, delta, how, limit):
     rank = _rank(m) + 1
     code = _type(m)
     size = _SIZES[code]
+    bits = _BITS[code]
+    gaps = bits != _ROOM[code]
     mode = _swizzle(m) | (_atom(m) << 2)
     mask = _SWIZZLE_MASK[mode]
     shift = _SWIZZLE_SHIFT[mode]
     fill = fill_of(m)
     tf32 = _tf32(m)
     n0 = box_count(m, 0, rank)
-    c0 = coordinate(op, m, 0)
+    c0 = ld64(op + L.A_COORD)
     lo, hi = inside(c0, n0, 1, dim(m, 0))
-    inner = n0 * size
-    lo *= size
-    hi *= size
+    inner = (n0 * _ROOM[code]) >> 3
+    lo = (lo * _ROOM[code]) >> 3
+    hi = (hi * _ROOM[code]) >> 3
     end = hi
     if how != LOAD and hi > 0:  # whole pieces of 16 bytes are written, as far as there is memory
         end = min(inner, (hi + 15) & ~15)
-    origin = ld64(m) + c0 * size
+    origin = ld64(m) + ((c0 * bits) >> 3)
     packed = ld64(op + L.A_OP)
     converts = how == LOAD and tf32 != 0
     n1 = box_count(m, 1, rank)
@@ -359,7 +369,9 @@ def move_box(op, m, shared, delta, how, limit):
             s = stride(m, 1)
         for _ in range(n1):
             here = ok and x >= 0 and x < d
-            if how == LOAD:
+            if how == LOAD and gaps:
+                load_row_gaps(a, p + x * s, lo if here else 0, hi if here else 0, inner, mask, shift)
+            elif how == LOAD:
                 load_row(a, p + x * s, lo if here else 0, hi if here else 0, inner, fill, mask, shift)
                 if converts:
                     round_row(a, inner, mask, shift)
@@ -380,8 +392,7 @@ def usable(w, op, how):
     m = ld64(op + L.A_MAP)
     dims = ld64(op + L.A_SIZE)
     rule = broken_rule(m, dims, how, ld64(op + L.A_OP) & 0xFF)
-    apart = 32 if _type(m) == PACKED4 else 16 // _SIZES[_type(m)] if rule == 0 else 1
-    if rule == 0 and ld64(op + L.A_COORD) % apart:
+    if rule == 0 and (ld64(op + L.A_COORD) * _BITS[_type(m)]) & 127:
         rule = RULE_COORDINATE
     for i in range(dims):
         if rule == 0 and how != LOAD and ld64(op + L.A_COORD + 8 * i) < 0:
