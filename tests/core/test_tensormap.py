@@ -119,8 +119,10 @@ def test_atoms_and_packed_types_wait_for_blackwell():
     c = dict(SAMPLES[0], sw=4)
     assert call(c, (10, 0)).swizzle_atomicity == 1
     assert decode(encode(call(c, (10, 0)))) == call(c, (10, 0))
-    with pytest.raises(Unsupported, match="16U4"):
-        call(dict(SAMPLES[0], dt=13), (10, 0))
+    with pytest.raises(UsageError, match="16U4"):
+        call(dict(SAMPLES[0], dt=13))
+    with pytest.raises(Unsupported, match="16U6"):
+        call(dict(SAMPLES[0], dt=15), (10, 0))
     with pytest.raises(UsageError, match="capability 9"):
         call(SAMPLES[0], (8, 0))
 

@@ -173,13 +173,22 @@ def _to_memory(ty: str, array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array).view(memory)
 
 
+def _allocated(array: np.ndarray) -> np.ndarray:
+    """A copy at a 256-byte boundary, as a GPU's allocator would give it."""
+    raw = np.empty(array.nbytes + 256, np.uint8)
+    start = -raw.ctypes.data % 256
+    copy = raw[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
 def run(case: Case, on: str = "vgpu", *, diverged: bool = False, policy: str | None = None) -> Arrays:
     """Outputs and buffers of a case by name, from the virtual GPU or a real one ("gpu")."""
     n = case.threads
     assert n % case.block == 0, f"{case.name}: {n} threads are no multiple of the block, {case.block}"
     arrays = {name: _to_memory(ty, array) for name, (ty, array) in case.inputs.items()}
     assert all(len(a) == n for a in arrays.values()), f"{case.name}: inputs of different lengths"
-    results = {name: array.copy() for name, array in case.buffers.items()}
+    results = {name: _allocated(array) for name, array in case.buffers.items()}
     results |= {name: np.zeros(n, TYPES[ty][0]) for name, ty in case.outputs.items()}
     args = [*arrays.values(), *results.values()]
     text = ptx_of(case, diverged)

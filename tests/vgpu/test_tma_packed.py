@@ -1,4 +1,4 @@
-"""Tensor copies of packed 4-bit elements, dense and with gaps (PTX ISA, "Packing and Unpacking"): numpy models, rules."""
+"""Tensor copies of packed 4-bit elements, dense and with gaps (PTX ISA, "Packing and Unpacking"), by numpy models."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_the_driver_takes_packed_types_from_blackwell_on() -> None:
     made = from_driver_call(14, 0, *call, swizzle=3, compute_capability=(10, 0))
     assert made == _p64() == decode(encode(made)) and made.box_bytes == 512
     assert from_driver_call(13, 0, *call, swizzle=3, compute_capability=(10, 0)).box_bytes == 256
-    with pytest.raises(UsageError, match="16U4_ALIGN16B needs compute capability 10.0"):
+    with pytest.raises(UsageError, match="16U4_ALIGN16B needs compute capability"):
         from_driver_call(14, 0, *call, swizzle=3)
     with pytest.raises(Unsupported, match="16U6"):
         from_driver_call(15, 0, *call, swizzle=3, compute_capability=(10, 0))

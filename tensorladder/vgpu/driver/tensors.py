@@ -34,7 +34,7 @@ _NO_LAUNCH = {
     "storage_offset", "is_contiguous", "untyped_storage", "view", "permute", "transpose", "t", "unsqueeze", "squeeze",
     "detach", "empty", "empty_like", "empty_strided", "new_empty", "as_strided", "expand", "get_device",
     "is_floating_point",
-    "__hash__", "__len__", "as_subclass", "requires_grad_", "nelement", "_is_view",
+    "__hash__", "__len__", "__format__", "__repr__", "as_subclass", "requires_grad_", "nelement", "_is_view",
 }  # fmt: skip
 
 
