@@ -120,10 +120,11 @@ ELEMENT_TYPES: tuple[ElementType, ...] = (
     ElementType("f32_ftz", 10, 8, 0, 4, True),
     ElementType("tf32", 11, 7, 1, 4, True),
     ElementType("tf32_ftz", 12, 8, 1, 4, True),
-    # The codes of the packed types are those of maps that CuTe DSL builds; a chunk of 16 elements is 8 bytes in global
-    # memory, and in shared memory 8 bytes, or 8 with a gap of 8 after them.
+    # The codes of the packed types are those of maps that CuTe DSL builds; a chunk of 16 elements is 8 or 12 bytes in
+    # global memory, and in shared memory as many, or as many with a gap up to 16.
     ElementType("b4x16", 13, 11, 0, 0, False, (4, 4)),
     ElementType("b4x16_p64", 14, 12, 0, 0, False, (4, 8)),
+    ElementType("b6x16_p32", 15, 13, 0, 0, False, (6, 8)),
 )
 _BY_NAME = {t.name: t for t in ELEMENT_TYPES}
 _BY_DRIVER = {t.driver: t for t in ELEMENT_TYPES}
@@ -186,14 +187,17 @@ class TensorMap:
 
     @property
     def box_bytes(self) -> int:
-        """Bytes that one copy adds to an mbarrier's transaction count (out-of-bounds elements included)."""
-        return prod(self.box_shape) * _BY_NAME[self.dtype].shared_bits // 8
+        """Bytes that one copy adds to an mbarrier's transaction count.
+
+        Elements out of bounds count, gaps do not: so CUTLASS's kernels expect it (TmaTransactionBytes).
+        """
+        return prod(self.box_shape) * _BY_NAME[self.dtype].bits // 8
 
 
 def decode(data: bytes | bytearray | memoryview) -> TensorMap:
     """The map in `data` (128 bytes, little endian).
 
-    Raises Unsupported for im2col maps and packed 6-bit types, UsageError where the bytes are no tensor map.
+    Raises Unsupported for im2col maps, UsageError where the bytes are no tensor map.
     """
     if len(data) != BYTES:
         raise UsageError(f"a tensor map has {BYTES} bytes, not {len(data)}")
@@ -204,8 +208,6 @@ def decode(data: bytes | bytearray | memoryview) -> TensorMap:
     rank = raw["rank"] + 1
     kind = _BY_CODE.get((raw["type"], raw["tf32"]))
     _check_bits(words, rank)
-    if kind is None and raw["type"] >= 11:
-        raise Unsupported(f"tensor map: element type code {raw['type']} (packed 6-bit) is not modelled")
     if kind is None or raw["interleave"] > INTERLEAVE_32B:
         raise UsageError(f"not a tensor map: type code {raw['type']}, interleave {raw['interleave']}")
     each = range(rank)
@@ -397,17 +399,14 @@ def from_driver_call(
     """The map that cuTensorMapEncodeTiled would make of these arguments (enums as integers, rank = len(dims)).
 
     strides=None stands for a null pointer, which the driver refuses even at rank 1, where it reads no stride. Raises
-    UsageError where the driver returns CUDA_ERROR_INVALID_VALUE, Unsupported for the packed 6-bit type that it takes on
-    sm_100.
+    UsageError where the driver returns CUDA_ERROR_INVALID_VALUE.
     """
     kind = _BY_DRIVER.get(data_type)
     if data_type in _PACKED and compute_capability < (10, 0):
         why = f"{_PACKED[data_type]} needs compute capability 10.0"
         raise UsageError(f"tensor map refused: tensorDataType {data_type} must be 0 to 12 ({why})")
-    if kind is None and data_type in _PACKED:
-        raise Unsupported(f"tensor map: data type {_PACKED[data_type]} is not modelled")
     if kind is None:
-        raise UsageError(f"tensor map refused: tensorDataType {data_type} must be 0 to 12")
+        raise UsageError(f"tensor map refused: tensorDataType {data_type} must be 0 to 15")
     if strides is None:
         raise UsageError("tensor map refused: globalStrides is a null pointer; pass an array, also at rank 1")
     if swizzle not in _DRIVER_SWIZZLES:

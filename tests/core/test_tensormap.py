@@ -121,8 +121,6 @@ def test_atoms_and_packed_types_wait_for_blackwell():
     assert decode(encode(call(c, (10, 0)))) == call(c, (10, 0))
     with pytest.raises(UsageError, match="16U4"):
         call(dict(SAMPLES[0], dt=13))
-    with pytest.raises(Unsupported, match="16U6"):
-        call(dict(SAMPLES[0], dt=15), (10, 0))
     with pytest.raises(UsageError, match="capability 9"):
         call(SAMPLES[0], (8, 0))
 

@@ -1,4 +1,4 @@
-"""Tensor copies of packed 4-bit elements, dense and with gaps (PTX ISA, "Packing and Unpacking"), by numpy models."""
+"""Tensor copies of packed 4- and 6-bit elements, dense and with gaps (PTX ISA, "Packing and Unpacking"): numpy models."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tensorladder.core.errors import KernelError, Unsupported, UsageError
+from tensorladder.core.errors import KernelError, UsageError
 from tensorladder.core.swizzle import tma_swizzle
 from tensorladder.core.tensormap import TensorMap, decode, encode, from_driver_call, validate
 from tests.vgpu.ptx_kernels import cases_test, run
@@ -39,19 +39,19 @@ def _dense(seed: int, rank: int, count: int, **options: bool) -> list[Copy]:
     return found
 
 
-def _gapped(seed: int, rank: int, count: int) -> list[Copy]:
-    """Boxes of 128 elements (64 bytes, 128 in shared memory) by rows, also where they stick out."""
+def _gapped(seed: int, rank: int, count: int, dtype: str, bits: int) -> list[Copy]:
+    """Boxes of 128 elements (64 or 96 bytes, 128 in shared memory) by rows, also where they stick out."""
     rng, found = np.random.default_rng(seed), []
     for _ in range(count):
         dims = [128 * int(rng.integers(1, 5)), *(int(n) for n in rng.integers(1, 9, rank - 1))]
-        pitches = [dims[0] // 2 + 32 * int(rng.integers(0, 3))]
+        pitches = [dims[0] * bits // 8 + 32 * int(rng.integers(0, 3))]
         for extent in dims[1:-1]:
             pitches.append(pitches[-1] * extent)
         box = [128, *(int(n) for n in rng.integers(1, 5, rank - 1))]
-        coords = [int(rng.integers(-4, 4 * dims[0] // 128 + 1)) * 32]
+        coords = [int(rng.integers(-1, dims[0] // 128 + 1)) * 128]
         coords += [int(rng.integers(-2, d + 1)) for d in dims[1:]]
         m = TensorMap(
-            32 * int(rng.integers(0, 64)), "b4x16_p64", rank, tuple(dims), tuple(pitches[: rank - 1]), tuple(box),
+            32 * int(rng.integers(0, 64)), dtype, rank, tuple(dims), tuple(pitches[: rank - 1]), tuple(box),
             (1,) * rank, swizzle=int(rng.choice((0, 3))),
         )  # fmt: skip
         found.append(Copy(m, tuple(coords), 128 * int(rng.integers(0, 8))))
@@ -59,7 +59,11 @@ def _gapped(seed: int, rank: int, count: int) -> list[Copy]:
 
 
 def _loaded_with_gaps(memory: np.ndarray, copy: Copy) -> np.ndarray:
-    """Chunks of 16 elements: 8 bytes of data, then 8 that the copy leaves alone. Outside of the tensor: zeros."""
+    """Chunks of 16 elements: 8 or 12 bytes of data, then a gap up to 16 that the copy leaves alone.
+
+    Outside of the tensor: zeros.
+    """
+    size = 12 if copy.map.dtype == "b6x16_p32" else 8
     m, window = copy.map, np.full(WINDOW, POISON, np.uint8)
     at = tma_swizzle(m.swizzle, m.swizzle_atomicity)
     for row, index in enumerate(np.ndindex(*m.box[:0:-1])):
@@ -69,8 +73,9 @@ def _loaded_with_gaps(memory: np.ndarray, copy: Copy) -> np.ndarray:
         for chunk in range(8):
             x = copy.coords[0] + 16 * chunk
             take = inside and 0 <= x < m.dims[0]
-            data = memory[line + x // 2 : line + x // 2 + 8] if take else 0
-            window[at(np.array(copy.shared + 128 * row + 16 * chunk)) + np.arange(8)] = data
+            start = line + x // 16 * size
+            data = memory[start : start + size] if take else 0
+            window[at(np.array(copy.shared + 128 * row + 16 * chunk)) + np.arange(size)] = data
     return window
 
 
@@ -90,8 +95,9 @@ def _cases() -> list:
         copies = _dense(10 + rank, rank, 8, store=True)
         cases.append(store_case(f"b4x16.store.{rank}d", copies, memory, windows, model=store, **OPTIONS))
     for rank in (2, 3):
-        copies = _gapped(20 + rank, rank, 24)
-        cases.append(load_case(f"b4x16_p64.load.{rank}d", copies, memory, _loaded_with_gaps, **OPTIONS))
+        for dtype, bits in (("b4x16_p64", 4), ("b6x16_p32", 6)):
+            copies = _gapped(20 + rank, rank, 24, dtype, bits)
+            cases.append(load_case(f"{dtype}.load.{rank}d", copies, memory, _loaded_with_gaps, **OPTIONS))
     return cases
 
 
@@ -108,7 +114,7 @@ def _p64(**changes: object) -> TensorMap:
     ({"dims": (192, 4)}, (0, 0), "whole 128 elements"),
     ({"address": 16}, (0, 0), "multiple of 32"),
     ({"box": (64, 4)}, (0, 0), "whole 128 elements"),
-    ({}, (16, 0), "innermost coordinate"),
+    ({}, (64, 0), "innermost coordinate"),
 ])  # fmt: skip
 def test_gaps_need_whole_pieces(change, coords, rule) -> None:
     copy = Copy(_p64(**change), coords)
@@ -126,12 +132,12 @@ def test_stores_with_gaps_are_refused() -> None:
 def test_the_driver_takes_packed_types_from_blackwell_on() -> None:
     call = ((256, 4), (128,), (128, 4), (1, 1))
     made = from_driver_call(14, 0, *call, swizzle=3, compute_capability=(10, 0))
-    assert made == _p64() == decode(encode(made)) and made.box_bytes == 512
+    assert made == _p64() == decode(encode(made)) and made.box_bytes == 256, "gaps do not count"
     assert from_driver_call(13, 0, *call, swizzle=3, compute_capability=(10, 0)).box_bytes == 256
     with pytest.raises(UsageError, match="16U4_ALIGN16B needs compute capability"):
         from_driver_call(14, 0, *call, swizzle=3)
-    with pytest.raises(Unsupported, match="16U6"):
-        from_driver_call(15, 0, *call, swizzle=3, compute_capability=(10, 0))
+    six = from_driver_call(15, 0, (256, 4), (192,), (128, 4), (1, 1), swizzle=3, compute_capability=(10, 0))
+    assert six.dtype == "b6x16_p32" and six.box_bytes == 384 and decode(encode(six)) == six
     for broken in ({"dims": (192, 4)}, {"address": 16}, {"box": (64, 4)}, {"strides": (144,)}):
         with pytest.raises(UsageError, match="must be"):
             validate(_p64(**broken), (10, 0))

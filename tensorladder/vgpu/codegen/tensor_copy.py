@@ -92,12 +92,12 @@ _ARRAYS = {"box_dim": ("box", 0, 1, 0), "global_dim": ("dim", 0, 1, 0), "element
 _SCALARS = {"global_address": "address", "rank": "rank", "interleave_layout": "interleave", "swizzle_mode": "swizzle",
             "swizzle_atomicity": "swizzle_atomicity", "fill_mode": "oob_nan"}  # fmt: skip
 #: element types by tensormap.replace's number: (type, tf32) fields of the map
-_ELEMENT_TYPES = {**{n: (n, 0) for n in range(11)}, 11: (7, 1), 12: (8, 1), 13: (11, 0), 14: (12, 0)}
+_ELEMENT_TYPES = {**{n: (n, 0) for n in range(11)}, 11: (7, 1), 12: (8, 1), 13: (11, 0), 14: (12, 0), 15: (13, 0)}
 
 
 @instruction("tensormap", results=0, kind=lambda i: "meet" if i.mods[:1] == ("cp_fenceproxy",) else "",
              forms="replace of every tiled field in global and shared memory, cp_fenceproxy",
-             refused="packed 6-bit element types, query")  # fmt: skip
+             refused="query")  # fmt: skip
 def tensormap(e: Emitter, i: Instr) -> None:
     """Editing and publishing tensor maps in memory."""
     if i.mods[:1] == ("cp_fenceproxy",):

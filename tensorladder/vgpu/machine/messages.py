@@ -131,7 +131,7 @@ TENSOR_MAP_RULES = (
     "its global address is not a multiple of 16",
     "its element type has no such reduction",
     "NaN fill needs a floating-point element type",
-    "the innermost coordinate is not at a multiple of 16 bytes",
+    "the innermost coordinate is not at a multiple of 16 bytes (of 128 elements for packed types with gaps)",
     "a store or reduction may not start at a negative coordinate",
     "a packed type with gaps needs an address at a multiple of 32, extent and box of whole 128 elements",
     "stores of packed types with gaps are not modelled",

@@ -122,13 +122,19 @@ def box_count(m, i, rank):
 
 
 @helper
-def box_bytes(m):
-    """Bytes of the whole box."""
+def elements(m):
+    """Elements of the whole box."""
     rank = _rank(m) + 1
-    total = _ROOM[_type(m)]
+    total = 1
     for i in range(5):
         total *= box_count(m, i, rank)
-    return total >> 3
+    return total
+
+
+@helper
+def box_bytes(m):
+    """Bytes that the whole box counts at an mbarrier: without the gaps of packed types."""
+    return (elements(m) * _BITS[_type(m)]) >> 3
 
 
 @helper
@@ -141,7 +147,7 @@ def row_pitch(m, inner):
 def room(m):
     """Bytes of shared memory that a box spans."""
     inner = (box_count(m, 0, 1) * _ROOM[_type(m)]) >> 3
-    return box_bytes(m) // inner * row_pitch(m, inner)
+    return elements(m) // box_count(m, 0, 1) * row_pitch(m, inner)
 
 
 @helper
@@ -228,13 +234,18 @@ def load_row(a, p, lo, hi, inner, fill, mask, shift):
 
 
 @helper
-def load_row_gaps(a, p, lo, hi, inner, mask, shift):
-    """One row of 4-bit elements with gaps: chunks of 16, 8 bytes in global memory, take 16 in shared memory.
+def load_row_gaps(a, p, lo, hi, inner, bits, mask, shift):
+    """One row of 4- or 6-bit elements with gaps: 16 of them, 8 or 12 bytes in global memory, take 16 in shared memory.
 
-    Elements [lo, hi) of it come from p, the rest is zero; the upper half of a chunk is the gap and stays what it was.
+    Elements [lo, hi) of it come from p, the rest is zero; the gap stays what it was.
     """
     for c in range(0, inner, 16):
-        st64(swizzled(a + c, mask, shift), ld64(p + (c >> 1)) if lo <= c < hi else 0)
+        d = swizzled(a + c, mask, shift)
+        q = p + ((c * bits) >> 3)
+        here = lo <= c < hi
+        st64(d, ld64(q) if here else 0)
+        if bits == 6:
+            st32(d + 8, ld32(q + 8) if here else 0)
 
 
 @helper
@@ -370,7 +381,7 @@ def move_box(op, m, shared, delta, how, limit):
         for _ in range(n1):
             here = ok and x >= 0 and x < d
             if how == LOAD and gaps:
-                load_row_gaps(a, p + x * s, lo if here else 0, hi if here else 0, inner, mask, shift)
+                load_row_gaps(a, p + x * s, lo if here else 0, hi if here else 0, inner, bits, mask, shift)
             elif how == LOAD:
                 load_row(a, p + x * s, lo if here else 0, hi if here else 0, inner, fill, mask, shift)
                 if converts:
@@ -392,7 +403,9 @@ def usable(w, op, how):
     m = ld64(op + L.A_MAP)
     dims = ld64(op + L.A_SIZE)
     rule = broken_rule(m, dims, how, ld64(op + L.A_OP) & 0xFF)
-    if rule == 0 and (ld64(op + L.A_COORD) * _BITS[_type(m)]) & 127:
+    code = _type(m)
+    apart = GAP_CHUNK if _BITS[code] != _ROOM[code] else 128 // max(_BITS[code], 1)
+    if rule == 0 and ld64(op + L.A_COORD) % apart:
         rule = RULE_COORDINATE
     for i in range(dims):
         if rule == 0 and how != LOAD and ld64(op + L.A_COORD + 8 * i) < 0:
