@@ -138,12 +138,67 @@ def scaled_idesc(
 
 
 # ---------------------------------------------------------------- kernels
+@dataclass(frozen=True)
+class Mma:
+    """One instruction. Its operands come from a table in memory, so that instructions of one form share a kernel.
+
+    d, scales: tensor memory addresses from the allocation on. a: a descriptor, or "tmem:ADDRESS". more: modifiers after
+    the kind. masks: words of disable-output-lane. scale_d: scale-input-d.
+    """
+
+    kind: str
+    d: int
+    a: int | str
+    b: int
+    idesc: int
+    accumulate: bool = False
+    pair: bool = False
+    more: str = ""
+    masks: tuple[int, ...] = ()
+    scales: tuple[int, int] | None = None
+    scale_d: int = 0
+    opcode: str = "tcgen05.mma"
+
+    @property
+    def values(self) -> list[int]:
+        """The operands, as the kernel reads them."""
+        a = int(self.a.removeprefix("tmem:"), 0) if isinstance(self.a, str) else self.a
+        return [self.d, a, self.b, self.idesc, int(self.accumulate), *(self.scales or (0, 0)), *self.masks]
+
+    def text(self, at: int) -> str:
+        """PTX, with the operands at byte `at` of the table."""
+        loads = ["ld.global.b64 %p, [%table+{}]; cvt.u32.u64 %ta, %p; add.u32 %ta, %tm, %ta;",
+                 "ld.global.b64 %da, [%table+{}]; cvt.u32.u64 %tb, %da; add.u32 %tb, %tm, %tb; add.u64 %da, %wd, %da;",
+                 "ld.global.b64 %db, [%table+{}]; add.u64 %db, %wd, %db;", "ld.global.b32 %id, [%table+{}];",
+                 "ld.global.b32 %u, [%table+{}]; setp.ne.u32 %acc, %u, 0;",
+                 "ld.global.b32 %tc, [%table+{}]; add.u32 %tc, %tm, %tc;",
+                 "ld.global.b32 %td, [%table+{}]; add.u32 %td, %tm, %td;",
+                 *(f"ld.global.b32 %m{k}, [%table+{{}}];" for k in range(len(self.masks)))]  # fmt: skip
+        lines = [line.format(at + 8 * k) for k, line in enumerate(loads)]
+        rest = "%acc"
+        if self.scales:
+            rest = "[%tc], [%td], %acc"
+        elif self.masks:
+            rest = "{" + ", ".join(f"%m{k}" for k in range(len(self.masks))) + "}, %acc"
+        if self.scale_d:
+            rest += f", {self.scale_d}"
+        a = "[%tb]" if isinstance(self.a, str) else "%da"
+        group = 2 if self.pair else 1
+        lines.append(f"{self.opcode}.cta_group::{group}.kind::{self.kind}{self.more} [%ta], {a}, %db, %id, {rest};")
+        return "\n  ".join(lines)
+
+
+def mma(kind: str, d: int, a: int | str, b: int, idesc: int, accumulate: bool = False, **options) -> Mma:
+    """An instruction (see Mma)."""
+    return Mma(kind, d, a, b, idesc, accumulate, **{k: tuple(v) if k == "masks" else v for k, v in options.items()})
+
+
 @dataclass
 class Job:
-    """What is run: `images` bytes and `words` (128 x columns, uint32) a CTA, and `lines` (see `mma`) of one thread."""
+    """What is run: `images` bytes and `words` (128 x columns, uint32) a CTA; one thread issues `lines`."""
 
     images: Sequence[np.ndarray]
-    lines: Sequence[str]
+    lines: Sequence[Mma]
     words: Sequence[np.ndarray] = ()
     columns: int = COLUMNS
 
@@ -152,48 +207,28 @@ class Job:
         """Whether two CTAs work together."""
         return len(self.images) == 2
 
-
-def mma(
-    kind: str, d: int, a: int | str, b: int, idesc: int, accumulate: bool = False, *, pair: bool = False,
-    more: str = "", masks: Sequence[int] = (), scales: tuple[int, int] | None = None, scale_d: int = 0,
-) -> str:  # fmt: skip
-    """PTX of an instruction: `d` a tensor memory address, `a` a descriptor or "tmem:ADDRESS", `b` a descriptor."""
-    group = 2 if pair else 1
-    lines = [f"mov.b32 %id, {idesc:#x}; add.u32 %ta, %tm, {d:#x}; setp.ne.u32 %acc, {int(accumulate)}, 0;"]
-    if isinstance(a, str):
-        lines.append(f"add.u32 %tb, %tm, {int(a.removeprefix('tmem:'), 0):#x};")
-        first = "[%tb]"
-    else:
-        lines.append(f"add.u64 %da, %wd, {a:#x};")
-        first = "%da"
-    lines.append(f"add.u64 %db, %wd, {b:#x};")
-    rest = "%acc"
-    if scales:
-        lines.append(f"add.u32 %tc, %tm, {scales[0]:#x}; add.u32 %td, %tm, {scales[1]:#x};")
-        rest = "[%tc], [%td], %acc"
-    elif masks:
-        lines += [f"mov.b32 %m{k}, {m:#x};" for k, m in enumerate(masks)]
-        rest = "{" + ", ".join(f"%m{k}" for k in range(len(masks))) + "}, %acc"
-    if scale_d:
-        rest += f", {scale_d}"
-    lines.append(f"tcgen05.mma.cta_group::{group}.kind::{kind}{more} [%ta], {first}, %db, %id, {rest};")
-    return "\n  ".join(lines)
+    @property
+    def table(self) -> np.ndarray:
+        """Operands of all instructions."""
+        return np.array([v for line in self.lines for v in line.values], np.uint64)
 
 
 _KERNEL = """.version 8.8
 .target sm_100a
 .address_size 64
 .extern .shared .align 1024 .b8 window[];
-.visible .entry kernel(.param .u64 p_image, .param .u64 p_words, .param .u64 p_out)
+.visible .entry kernel(.param .u64 p_image, .param .u64 p_words, .param .u64 p_out,
+  .param .u64 p_table)
 {{
   .reg .b32 %tid, %rank, %win, %bar, %slot, %t, %u, %x, %tm, %id, %ta, %tb, %tc, %td, %at, %warp, %m<8>, %r<32>;
-  .reg .b64 %image, %words, %out, %o, %p, %wd, %da, %db;
+  .reg .b64 %image, %words, %out, %table, %o, %p, %wd, %da, %db;
   .reg .pred %one, %q, %acc, %first;
   .shared .align 8 .b8 barrier[16];
   mov.u32 %tid, %tid.x; mov.u32 %rank, %cluster_ctarank; mov.u32 %win, window; mov.u32 %bar, barrier;
   add.u32 %slot, %bar, 8;
   shr.u32 %warp, %tid, 5;
   ld.param.u64 %image, [p_image]; ld.param.u64 %words, [p_words]; ld.param.u64 %out, [p_out];
+  ld.param.u64 %table, [p_table];
   mul.wide.u32 %o, %rank, {size}; add.u64 %image, %image, %o;
   mad.lo.u32 %t, %rank, 128, %tid; mul.wide.u32 %o, %t, {row}; add.u64 %words, %words, %o; add.u64 %out, %out, %o;
   setp.eq.u32 %one, %tid, 0;
@@ -266,13 +301,17 @@ def ptx_of(job: Job) -> str:
             "mov.b32 %x, 3; cvt.u16.u32 %h, %x; tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster"
             ".multicast::cluster.b64 [%bar], %h;"
         )
+    lines, at = [], 0
+    for line in job.lines:
+        lines.append(line.text(at))
+        at += 8 * len(line.values)
     return _KERNEL.format(
         size=len(job.images[0]), row=4 * job.columns, columns=job.columns, group=2 if job.pair else 1,
         regs=", ".join(f"%r{k}" for k in range(32)),
         fill="\n  ".join(f"ld.global.v4.b32 {{{q}}}, [%p+{16 * k}];" for k, q in enumerate(_QUADS)),
         drain="\n  ".join(f"st.global.v4.b32 [%p+{16 * k}], {{{q}}};" for k, q in enumerate(_QUADS)),
         sync="barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;" if job.pair else "bar.sync 0;",
-        lines="\n  ".join(job.lines), commit=commit,
+        lines="\n  ".join(lines), commit=commit,
     ).replace(".reg .pred %one", ".reg .b16 %h; .reg .pred %one")  # fmt: skip
 
 
@@ -286,7 +325,7 @@ def run(job: Job, policy: str = "eager", **options) -> np.ndarray:
     words = np.ascontiguousarray(np.stack(words))
     out = np.zeros_like(words)
     vgpu.launch(
-        ptx_of(job), "kernel", ctas, 128, [images, words, out],
+        ptx_of(job), "kernel", ctas, 128, [images, words, out, job.table],
         smem=images.shape[1], cluster=ctas, policy=policy, **options,
     )  # fmt: skip
     return out

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -15,16 +17,16 @@ B = Tile(start=16 * 1024)
 GOOD = idesc("f16", "f16", 128, 32)
 
 
-def run(line: str, ctas: int = 1, size: int = 32 * 1024, columns: int = 512) -> None:
+def run(line: K.Mma, ctas: int = 1, size: int = 32 * 1024, columns: int = 512) -> None:
     K.run(Job([np.zeros(size, np.uint8)] * ctas, [line], columns=columns))
 
 
-def stop(line: str, message: str, **options) -> None:
+def stop(line: K.Mma, message: str, **options) -> None:
     with pytest.raises(KernelError, match=message):
         run(line, **options)
 
 
-def plain(descriptor, kind="f16", a=TILE.descriptor, b=B.descriptor, d=0, **options) -> str:
+def plain(descriptor, kind="f16", a=TILE.descriptor, b=B.descriptor, d=0, **options) -> K.Mma:
     """An instruction with one thing to be looked at."""
     return mma(kind, d, a, b, descriptor, **options)
 
@@ -105,7 +107,7 @@ def test_transposed_a_in_tensor_memory():
 
 def test_forms_that_are_not_modelled():
     for line, name in (
-        (plain(GOOD).replace("tcgen05.mma.", "tcgen05.mma.ws."), r"\.ws"),
+        (replace(plain(GOOD), opcode="tcgen05.mma.ws"), r"\.ws"),
         (plain(GOOD, a="tmem:64", more=".ashift"), r"\.ashift"),
     ):
         with pytest.raises(Unsupported, match=name):
