@@ -237,3 +237,20 @@ def test_base_offset():
         a, b = Tile(swizzle, start=3 * 128, sbo=1024, base=3), Tile(swizzle, start=SIZE // 2 + 128, sbo=1024, base=1)
         case.job.lines = [mma("f16", 0, a.descriptor, b.descriptor, idesc("f16", "f16", 128, 32), True)]
         case.check()
+
+
+def test_one_rounding_with_f64_numerics():
+    from tensorladder import vgpu
+
+    case = Case(43, n=64)
+    rng = np.random.default_rng(43)
+    ca, cb = codes(rng.normal(size=(128, 16)), "f16"), codes(rng.normal(size=(64, 16)), "f16")
+    case.tile_a.place(case.job.images[0], ca, "f16")
+    case.tile_b.place(case.job.images[0], cb, "f16")
+    got = K.run(case.job, device=vgpu.Device(arch="sm_100a", numerics="f64"))[0][:, :64].view(np.float32)
+    want = case.start + smallfloat.decode(ca, "f16") @ smallfloat.decode(cb, "f16").T
+    np.testing.assert_array_equal(got, want.astype(np.float32))
+
+
+def test_checked_variant():
+    Case(47, n=64).check(checked=True)
