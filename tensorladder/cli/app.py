@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from tensorladder import __version__
-from tensorladder.cli import climb, doctor, exec, list, output, run, show
+from tensorladder.cli import climb, doctor, exec, list, output, pack, run, show
 from tensorladder.core.errors import TensorladderError
 
 USAGE = 2
@@ -35,6 +35,7 @@ app.command("list")(list.list_rungs)
 app.command("show")(show.show)
 app.command("run")(run.run)
 app.command("climb")(climb.climb)
+app.command("pack")(pack.pack)
 # Options before SCRIPT are ours, those after it are the script's.
 app.command("exec", context_settings={"allow_interspersed_args": False})(exec.exec_script)
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from ctypes import POINTER, Structure, Union, byref, c_char, c_char_p, c_int, c_uint, c_void_p
 from typing import Any
 
 from tensorladder.core.errors import KernelError, UsageError
 from tensorladder.core.program import Launch, Module
-from tensorladder.vgpu.ptx import parse
 
 # CUresult values that a person can act on.
 NO_DEVICE = 100
@@ -109,6 +109,55 @@ def runs_on(arch: str, have: tuple[int, int]) -> bool:
     return have[0] == major and have[1] >= minor
 
 
+def use_context(device: int = 0) -> None:
+    """Make a context current in this thread where none is: the device's primary one, which torch uses too."""
+    library()
+    current = c_void_p()
+    call("cuCtxGetCurrent", byref(current))
+    if not current.value:
+        call("cuDevicePrimaryCtxRetain", byref(current), _handle(device))
+        call("cuCtxSetCurrent", current)
+
+
+class Prepared:
+    """A launch with the driver's structures made once, so that launching it again costs one call.
+
+    block: the parameters' bytes, which may be changed between launches (`patch`); the driver copies them at a launch.
+    """
+
+    def __init__(self, launch: Launch, offsets: Sequence[int], function: c_void_p) -> None:
+        if launch.smem:
+            _set(function, "max_dynamic_shared", launch.smem)
+        if launch.cluster[0] * launch.cluster[1] * launch.cluster[2] > PORTABLE_CLUSTER:
+            _set(function, "non_portable_cluster", 1)
+        attributes = launch_attributes(launch)
+        grid, block = (c_uint * 3)(*launch.grid), (c_uint * 3)(*launch.block)
+        self.config = _Config(grid, block, launch.smem, None, attributes, len(attributes))
+        self.block = ctypes.create_string_buffer(launch.params, max(1, len(launch.params)))
+        # One pointer a parameter: a kernel with 64-byte-aligned parameters (tensor maps) has its block at another
+        # place of the constant bank, which the driver knows from the cubin and a whole block (`extra`) would miss.
+        start = ctypes.addressof(self.block)
+        self._pointers = (c_void_p * max(1, len(offsets)))(*(start + offset for offset in offsets))
+        # The structures are kept: `byref` and a function handle alone would not keep them alive.
+        self._arguments = (byref(self.config), function, self._pointers, None)
+        self._call = library().cuLaunchKernelEx
+        self._lock = threading.Lock()
+
+    def patch(self, offset: int) -> ctypes.c_uint64:
+        """The 8 bytes of the parameter block at `offset` as a number to write to."""
+        return ctypes.c_uint64.from_buffer(self.block, offset)
+
+    def launch(self, stream: int, words: Sequence[tuple[ctypes.c_uint64, int]] = ()) -> None:
+        """Launch on the stream with this handle, after writing `words`. KernelError when the driver refuses."""
+        with self._lock:
+            for word, value in words:
+                word.value = value
+            self.config.stream = stream
+            code = self._call(*self._arguments)
+        if code:
+            raise KernelError(f"cuLaunchKernelEx: {reason(library(), code)}")
+
+
 class Stream:
     """A stream of the real GPU as `core.program.Stream`: launches run in order at `synchronize`.
 
@@ -147,33 +196,16 @@ class Stream:
         return self._functions[key][1]
 
     def _launch(self, launch: Launch) -> None:
-        function = self._function(launch)
-        if launch.smem:
-            _set(function, "max_dynamic_shared", launch.smem)
-        size = launch.cluster[0] * launch.cluster[1] * launch.cluster[2]
-        if size > PORTABLE_CLUSTER:
-            _set(function, "non_portable_cluster", 1)
-        attributes = launch_attributes(launch)
-        config = _Config(
-            (c_uint * 3)(*launch.grid),
-            (c_uint * 3)(*launch.block),
-            launch.smem,
-            c_void_p(self.handle),
-            attributes,
-            len(attributes),
-        )
-        block = ctypes.create_string_buffer(launch.params, max(1, len(launch.params)))
-        # One pointer a parameter: a kernel with 64-byte-aligned parameters (tensor maps) has its block at another
-        # place of the constant bank, which the driver knows from the cubin and a whole block (`extra`) would miss.
-        start = ctypes.addressof(block)
         offsets = _parameters(launch.module.ptx, launch.kernel)
-        pointers = (c_void_p * max(1, len(offsets)))(*(start + offset for offset in offsets))
-        call("cuLaunchKernelEx", byref(config), function, pointers, None)
+        Prepared(launch, offsets, self._function(launch)).launch(self.handle)
 
 
 @functools.lru_cache(maxsize=64)
 def _parameters(ptx: str, kernel: str) -> tuple[int, ...]:
     """Offsets of a kernel's parameters in its block."""
+    # Not at the top: it brings the virtual GPU's engine along, which a machine that only launches need not have.
+    from tensorladder.vgpu.ptx import parse
+
     return tuple(p.offset for p in parse(ptx).kernels[kernel].params)
 
 
@@ -190,9 +222,13 @@ def launch_attributes(launch: Launch) -> ctypes.Array:
 
 
 def _load(module: Module, kernel: str) -> c_void_p:
-    loaded, function = c_void_p(), c_void_p()
     # A cubin where there is one: the PTX of a front end is often newer than the driver accepts.
-    image = module.cubin if module.cubin else module.ptx.encode() + b"\0"
+    return load(module.cubin if module.cubin else module.ptx.encode() + b"\0", kernel)
+
+
+def load(image: bytes, kernel: str) -> c_void_p:
+    """A kernel of a cubin, or of PTX text that ends in a zero byte, in the current context."""
+    loaded, function = c_void_p(), c_void_p()
     call("cuModuleLoadData", byref(loaded), image)
     call("cuModuleGetFunction", byref(function), loaded, kernel.encode())
     return function

@@ -1,0 +1,58 @@
+"""`tensorladder pack`: rungs compiled ahead of time into a folder that needs no compiler where it is used."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from tensorladder.cli import output
+from tensorladder.cli.options import Json
+from tensorladder.measure import pack as packs
+from tensorladder.measure import suites
+from tensorladder.measure.request import parse_shape
+from tensorladder.silicon import pack as silicon
+
+
+def pack(
+    rungs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RUNG[:KNOB=VALUE,...]...]", help="which rungs, with other knobs: c5:stages=5"),
+    ] = None,
+    arch: Annotated[str, typer.Option("--arch", help="architecture to compile for, such as sm_90a")] = "sm_90a",
+    folder: Annotated[str, typer.Option("-o", "--output", metavar="DIR", help="the folder to write")] = "pack",
+    suite: Annotated[
+        str, typer.Option("--suite", metavar="|".join(suites.SUITES), help="whose rungs, shapes and element types")
+    ] = "ladder",
+    shape: Annotated[
+        list[str] | None, typer.Option("--shape", metavar="512,512,512", help="these shapes (repeatable)")
+    ] = None,
+    dtype: Annotated[list[str] | None, typer.Option("--dtype", help="these element types (repeatable)")] = None,
+    as_json: Json = False,
+) -> int:
+    """Compile rungs, with no GPU, into a folder that loads beside torch and a driver alone."""
+    start = time.perf_counter()
+    shapes = [parse_shape(text) for text in shape or ()]
+    wanted = packs.wanted(rungs or (), arch, suites.find(suite), shapes, dtype or ())
+    # What a suite asks for and a rung does not take is left out; what a person asks for by name must be there.
+    refused: list[str] | None = None if shapes else []
+    entries, code = [], {}
+    with output.progress(f"compiling {len(wanted)} kernels for {arch}"):
+        for entry, images in packs.make_all(wanted, arch, refused):
+            entries.append(entry)
+            code.update(images)
+    for line in refused or ():
+        output.complain(f"left out: {line}")
+    size = silicon.write(folder, arch, entries, code, packs.made_with())
+    names = list(dict.fromkeys(entry.rung for entry in entries))
+    seconds = time.perf_counter() - start
+    if as_json:
+        output.emit(
+            {"file": folder, "rungs": names, "arch": arch, "entries": len(entries), "bytes": size, "seconds": seconds}
+        )
+    else:
+        output.write(
+            f"{folder}: {len(entries)} kernels of {len(names)} rungs for {arch}, {size / 1e6:.1f} MB, {seconds:.1f} s"
+        )
+    return 0

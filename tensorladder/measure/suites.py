@@ -1,0 +1,120 @@
+"""Sets of problems to time: the whole ladder at two sizes, squares, and the matrix products of language models.
+
+The shapes of `llm` are (M tokens, N, K) of linear layers, from the configurations that the models' makers publish
+(config.json: hidden_size, intermediate_size, heads, vocab_size). N of "qkv" is (heads + 2 key-value heads) times the
+head's size, that of "gate up" twice the intermediate size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tensorladder.core.errors import UsageError
+from tensorladder.rungs.rung import RungInfo
+
+Shape = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Shapes (M, N, K) with what they are, the element type they are timed in, and which rungs by default.
+
+    every_rung: all there are; else those that no other rung of the architecture builds on.
+    """
+
+    name: str
+    summary: str
+    dtype: str
+    shapes: dict[Shape, str]
+    every_rung: bool = False
+
+
+def _cubes(*sides: int) -> dict[Shape, str]:
+    return {(side, side, side): "square" for side in sides}
+
+
+# What QuACK's kernels were first compared on, decode to prefill.
+_COMPARED: dict[Shape, str] = {
+    (4096, 4096, 4096): "square",
+    (8192, 8192, 8192): "square",
+    (2048, 2048, 2048): "square",
+    (1024, 1024, 1024): "square",
+    (16384, 16384, 1024): "short K",
+    (8192, 1024, 8192): "Llama-3-70B k or v, prefill",
+    (4096, 14336, 4096): "Llama-3-8B gate, prefill",
+    (4096, 4096, 14336): "Llama-3-8B down, prefill",
+    (512, 8192, 8192): "Llama-3-70B o, 512 tokens",
+    (128, 8192, 8192): "Llama-3-70B o, decode of 128",
+    (64, 14336, 4096): "Llama-3-8B gate, decode of 64",
+    (5000, 5000, 5000): "odd square",
+    (4096, 4224, 4096): "a wave and a little",
+}
+
+_MODELS: dict[Shape, str] = {
+    (1, 6144, 4096): "Llama-3-8B qkv, decode of 1",
+    (8, 28672, 4096): "Llama-3-8B gate up, decode of 8",
+    (16, 4096, 14336): "Llama-3-8B down, decode of 16",
+    (32, 10240, 8192): "Llama-3-70B qkv, decode of 32",
+    (64, 8192, 28672): "Llama-3-70B down, decode of 64",
+    (128, 57344, 8192): "Llama-3-70B gate up, decode of 128",
+    (2048, 10240, 8192): "Llama-3-70B qkv, prefill of 2048",
+    (256, 4608, 3584): "Qwen2.5-7B qkv, 256 tokens",
+    (1024, 37888, 3584): "Qwen2.5-7B gate up, prefill of 1024",
+    (1024, 3584, 18944): "Qwen2.5-7B down, prefill of 1024",
+    (2048, 51200, 5120): "Qwen3-32B gate up, prefill of 2048",
+    (128, 2112, 7168): "DeepSeek-V3 q and kv down-projection, decode of 128",
+    (4096, 7168, 16384): "DeepSeek-V3 o, prefill of 4096",
+    (512, 4096, 7168): "DeepSeek-V3 expert gate up, 512 tokens",
+    (1000, 2880, 4096): "gpt-oss-20b o, 1000 tokens",
+    (777, 6400, 1600): "GPT-2 XL mlp, 777 tokens",
+    (512, 50257, 1600): "GPT-2 XL head, its vocabulary unpadded",
+    (32, 128256, 4096): "Llama-3-8B head, decode of 32",
+}
+
+SUITES: dict[str, Suite] = {
+    suite.name: suite
+    for suite in (
+        Suite("ladder", "every rung at 4096 and 8192", "fp16", _cubes(4096, 8192), every_rung=True),
+        Suite(
+            "square",
+            "M = N = K from 512 to 16384",
+            "bf16",
+            _cubes(512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384),
+        ),
+        Suite("llm", "linear layers of language models, decode and prefill", "bf16", {**_COMPARED, **_MODELS}),
+    )
+}
+
+
+def find(name: str) -> Suite:
+    """The suite of that name; UsageError with the names there are for any other."""
+    try:
+        return SUITES[name]
+    except KeyError:
+        raise UsageError(f"--suite {name!r} is not known: use one of {', '.join(SUITES)}") from None
+
+
+PRODUCTS = ("gemm", "gemm_colwise_scale")
+"""Problems that are one product of extents (M, N, K), which is what suites ask for."""
+
+
+def takes(info: RungInfo) -> bool:
+    """Whether a rung computes what suites ask for."""
+    return info.rung.problem in PRODUCTS
+
+
+def rungs_of(suite: Suite, infos: tuple[RungInfo, ...], arch: str) -> tuple[RungInfo, ...]:
+    """The rungs that a suite times for an architecture unless told: all, or the tops of it."""
+    fits = [info for info in infos if arch in info.archs and takes(info)]
+    if suite.every_rung:
+        return tuple(fits)
+    products = [info for info in fits if info.rung.problem == "gemm"]
+    parents = {info.parent for info in products}
+    tops = [info for info in products if info.name not in parents]
+    # Series a and b lead up to the architecture's own; what ends there (b8 over b7) is no top where there are others.
+    return tuple([info for info in tops if info.series > "b"] or tops)
+
+
+def dtype_for(suite: Suite, info: RungInfo) -> str:
+    """The suite's element type, or the rung's first where it does not take that."""
+    return suite.dtype if suite.dtype in info.dtypes else info.dtypes[0]
