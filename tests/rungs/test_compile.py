@@ -30,7 +30,7 @@ MATRIX = [*SOME, *(pytest.param(*one, marks=pytest.mark.matrix) for one in REST)
 TCGEN05 = [r"tcgen05\.alloc", r"tcgen05\.relinquish", r"tcgen05\.dealloc", r"tcgen05\.wait::ld",
            r"tcgen05\.fence::after_thread_sync", r"tcgen05\.fence::before_thread_sync"]  # fmt: skip
 PAIRS = [r"tcgen05\.mma\.cta_group::2\.kind::f(16|8f6f4)", r"tcgen05\.commit\.cta_group::2\S*multicast::cluster",
-         r"cp\.async\.bulk\.tensor\.2d\.shared::cluster\S*multicast::cluster\S*cta_group::2",
+         r"cp\.async\.bulk\.tensor\.2d\.shared::cluster\S*cta_group::2",
          r"barrier\.cluster\.arrive", r"barrier\.cluster\.wait", r"mbarrier\.arrive\.shared::cluster"]  # fmt: skip
 
 # What makes a rung the rung it is: opcodes that its PTX must have.
@@ -64,7 +64,7 @@ FEATURES = {
                    r"tcgen05\.ld\.sync\.aligned\.32x32b\.x128"],
     "d1-tcgen05-subtiles": [*TCGEN05, r"tcgen05\.mma\.cta_group::1", r"tcgen05\.ld\.sync\.aligned\.32x32b\.x32"],
     "d2-warp-specialized": [*TCGEN05, r"tcgen05\.mma\.cta_group::1", r"bar\.sync\s+1, 128", "bar.warp.sync"],
-    "d3-two-cta": [*TCGEN05, *PAIRS],
+    "d3-two-cta": [*TCGEN05, *PAIRS, r"cp\.async\.bulk\.tensor\.2d\.shared::cluster\S*multicast::cluster"],
     "d4-persistent": [*TCGEN05, *PAIRS, r"cp\.async\.bulk\.tensor\.2d\.global\.shared::cta",
                       r"fence\.proxy\.async\.shared::cta", r"cp\.async\.bulk\.wait_group\.read"],
     "d4-block-scaled": [*TCGEN05, r"tcgen05\.mma\.cta_group::2\.kind::mxf(8f6f4|4nvf4)\.block_scale",
@@ -151,7 +151,7 @@ def test_persistent_grids_follow_the_sm_count():
         program = compiled(name, shape=(256, 256, 32), sm_count=5, ctas_per_sm=2)
         grid = launch_of(name, (256, 256, 32), "fp32", program).grid
         assert grid[0] * grid[1] * grid[2] == 10
-    program = compiled("d4-persistent", shape=(2048, 2048, 64), sm_count=14)
+    program = compiled("d4-persistent", shape=(2048, 2048, 64), sm_count=14, cluster=(2, 2))
     launch = launch_of("d4-persistent", (2048, 2048, 64), "fp16", program)
     assert launch.grid == (6, 2, 1) and launch.cluster == (2, 2, 1)
 
@@ -246,7 +246,7 @@ REFUSALS = [
     ("d4-persistent", {"shape": (64, 64, 72), "dtype": "fp8"}, "K=72"),
     ("d4-persistent", {"stages": 7}, "stages"),
     ("d4-persistent", {"buffers": 0}, "buffers"),
-    ("d4-persistent", {"sm_count": 3}, "sm_count"),
+    ("d4-persistent", {"sm_count": 7, "cluster": (4, 2)}, "sm_count"),
     ("d4-block-scaled", {"shape": (64, 64, 40)}, "K=40"),
     ("d4-block-scaled", {"shape": (64, 60, 256)}, "N=60"),
     ("d4-block-scaled", {"shape": (64, 64, 64), "dtype": "nvfp4"}, "K=64"),

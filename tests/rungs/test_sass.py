@@ -28,7 +28,7 @@ CLAIMS = {
     "d1-tcgen05-subtiles": [*ONE, r"LDTM\.x32"],
     "d2-warp-specialized": [*ONE, r"LDTM\.x32"],
     "d3-two-cta": [*TWO, r"LDTM\.x32"],
-    "d4-persistent": [*TWO, r"LDTM\.x64", r"UTMASTG\.2D", r"STS\.128"],
+    "d4-persistent": [*PAIR, r"LDTM\.x64", r"UTMASTG\.2D", r"STS\.128"],
     "d4-block-scaled": [*ALLOC, r"UTCQMMA\.2CTA", r"UTCCP", r"UTCBAR\.2CTA", r"UTMALDG\.3D\.2CTA", r"UTMASTG\.2D"],
     "v1-one-tile": [*MMA, r"LDTM\.x128", r"STS\.128", r"\bSTG\.E\.128"],
     "v2-k-loop": [*MMA, r"LDTM\.x128", r"STS\.128", r"\bSTG\.E\.128"],

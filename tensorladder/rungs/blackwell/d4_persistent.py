@@ -1,8 +1,8 @@
 """Persistent pairs: one tile's epilogue runs beside the next tile's MMAs, and C leaves through shared memory by TMA.
 
 Adds:
-    Time that the parent's tensor cores spend waiting. There a pair multiplies, then stores, then exits; the next pair
-    starts with an empty ring. Here as many clusters start as fit on the GPU and each takes tile after tile:
+    Time that the parent's tensor cores spend waiting. There a pair multiplies, then stores, then exits, and the next
+    starts with an empty ring. Here as many pairs start as fit (larger clusters leave SMs idle), for tile after tile:
     - Two accumulators. 2 x 256 columns fill tensor memory: the MMA warp goes on with the next tile in one while the
       epilogue reads the other. The accumulator's empty barrier, which no one waited for so far, now holds it back: it
       completes when the epilogue warps of both CTAs have read all of a tile, before they have stored it.
@@ -17,7 +17,7 @@ Warp roles:
     |-------|------------------------------------------------------------------------------------------|
     | 0-3   | epilogue: 32 rows of C each to shared memory; warp 0 asks TMA to store, and allocates    |
     | 4     | MMA, in the leader: issues tcgen05.mma for the pair, into one accumulator or the other   |
-    | 5     | producer: asks TMA for its CTA's part of A and B, multicast, tile after tile             |
+    | 5     | producer: asks TMA for its CTA's part of A and B, tile after tile                        |
 
 Budget:
     SMEM: (128 + 128) rows x 64 x 2 B = 32 KB a stage, 6 stages: 192 KB; C: 128 rows x 64 x 2 B = 16 KB, 2 buffers: 32
@@ -71,7 +71,7 @@ class PersistentGemmConfig:
     stages: int = 6
     subtile: int = 64
     buffers: int = 2
-    cluster: tuple[int, int] = (2, 2)
+    cluster: tuple[int, int] = (2, 1)
     sm_count: int = 148
     raster: int = 8
 
