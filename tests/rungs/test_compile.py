@@ -59,7 +59,7 @@ FEATURES = {
     "c3-persistent": ["wgmma.mma_async.sync.aligned.m64n256k16.f32", r"cp\.async\.bulk\.wait_group\.read\s+1;"],
     "c4-multicast": ["multicast::cluster", "fence.mbarrier_init.release.cluster", "barrier.cluster.wait",
                      r"mbarrier\.arrive\.\S*shared::cluster"],
-    "c5-ping-pong": ["wgmma.mma_async.sync.aligned.m64n128k16.f32", "multicast::cluster", "bar.arrive"],
+    "c5-ping-pong": [r"wgmma\.mma_async\.sync\.aligned\.m64n128k(16|32)\.f32", "multicast::cluster", "bar.arrive"],
     "d1-tcgen05": [*TCGEN05, r"tcgen05\.mma\.cta_group::1\.kind::f16", r"tcgen05\.commit\.cta_group::1",
                    r"tcgen05\.ld\.sync\.aligned\.32x32b\.x128"],
     "d1-tcgen05-subtiles": [*TCGEN05, r"tcgen05\.mma\.cta_group::1", r"tcgen05\.ld\.sync\.aligned\.32x32b\.x32"],
@@ -160,6 +160,15 @@ def test_a_cluster_reduces_integers_by_remote_atomics_and_floats_by_remote_store
     ptx = {dtype: compiled("a0-cluster-reduce", dtype=dtype).modules[0].ptx for dtype in ("int32", "fp32")}
     assert re.search(r"(red|atom)\.\S*shared::cluster\S*\.add", ptx["int32"]) and "st.async" not in ptx["int32"]
     assert "st.async" in ptx["fp32"] and not re.search(r"\t(red|atom)\.", ptx["fp32"])
+
+
+def test_fp8_fills_the_same_rows_with_twice_the_elements():
+    for name, shape in (("c4-multicast", "m64n256k32"), ("c5-ping-pong", "m64n128k32")):
+        program = compiled(name, dtype="e4m3")
+        assert f"wgmma.mma_async.sync.aligned.{shape}.f32.e4m3.e4m3" in program.modules[0].ptx
+        assert launch_of(name, (256, 256, 256), "e4m3", program).smem == launch_of(
+            name, (256, 256, 256), "fp16", compiled(name)
+        ).smem
 
 
 def test_the_second_kernel_is_launched_as_a_dependent():
@@ -327,6 +336,7 @@ REFUSALS = [
     ("c5-ping-pong", {"tile": (96, 128, 64)}, "tile"),
     ("c5-ping-pong", {"tile": (128, 256, 64), "stages": 4}, "tile"),
     ("c5-ping-pong", {"stages": 7}, "stages"),
+    ("c5-ping-pong", {"dtype": "e4m3", "shape": (64, 64, 24)}, "multiple of 16"),
     ("z0-swizzle", {"shape": (64, 96)}, "cols=96"),
     ("z0-swizzle", {"rows": 12}, "rows"),
     ("z1-tv-to-mn", {"shape": (8, 8)}, "shape"),

@@ -42,14 +42,15 @@ from cutlass.pipeline import Agent, CooperativeGroup, NamedBarrier, PipelineTmaA
 from tensorladder.core import arch as archs
 from tensorladder.core.program import Program
 from tensorladder.frontends.cutedsl import compile_program
+from tensorladder.problems import dtype_named
 from tensorladder.rungs.parts.tensors import row_major
 from tensorladder.rungs.rung import Rung
 
 
 @dataclass(frozen=True)
 class PingPongGemmConfig:
-    """tile: (M, N, K) of a warpgroup. cluster_m, cluster_n: CTAs of a cluster along M and N. stages: K tiles in shared
-    memory.
+    """tile: (M, N, K) of a warpgroup; K counts 16-bit elements (twice as many of fp8). cluster_m, cluster_n: CTAs of a
+    cluster along M and N. stages: K tiles in shared memory.
 
     c_stages: buffers of 64 x 64 of C a warpgroup. raster: rows of clusters' tiles before the next column, so that CTAs
     share A and B in L2. sm_count, ctas_per_sm: the grid is their product, or the number of tiles where that is less.
@@ -74,7 +75,7 @@ RUNG = Rung(
     adds="a tile a warpgroup: one multiplies while the other stores, in an order kept by named barriers",
     archs=("sm_90a",),
     problem="gemm",
-    dtypes=("fp16", "bf16"),
+    dtypes=("fp16", "bf16", "e4m3"),
     config=PingPongGemmConfig,
 )
 
@@ -85,8 +86,8 @@ CHUNK = 64  # rows and columns of C that a warpgroup stores at a time: as wide a
 
 
 class PingPongGemm:
-    def __init__(self, config: PingPongGemmConfig):
-        self.tile = config.tile
+    def __init__(self, config: PingPongGemmConfig, element_bits: int):
+        self.tile = (*config.tile[:2], config.tile[2] * 16 // element_bits)
         self.cluster = (config.cluster_m, config.cluster_n)
         self.consumer_warps = WARPS * GROUPS
         self.producer_warp = self.consumer_warps
@@ -102,9 +103,10 @@ class PingPongGemm:
     @cute.jit
     def __call__(self, mA: cute.Tensor, mB: cute.Tensor, mC: cute.Tensor):
         bM, bN, bK = self.tile
-        sA_layout = self.smem_layout(bM, bK, self.stages)
-        sB_layout = self.smem_layout(bN, bK, self.stages)
-        sC_layout = self.smem_layout(CHUNK, CHUNK, GROUPS * self.c_stages)
+        element_type, result_type = mA.element_type, mC.element_type
+        sA_layout = self.smem_layout(element_type, bM, bK, self.stages)
+        sB_layout = self.smem_layout(element_type, bN, bK, self.stages)
+        sC_layout = self.smem_layout(result_type, CHUNK, CHUNK, GROUPS * self.c_stages)
 
         # A descriptor and a tensor of coordinates for each matrix. TMA takes coordinates, not addresses. The box is
         # what one CTA asks for: its part of a tile that it shares with those of its row (A) or column (B).
@@ -112,20 +114,17 @@ class PingPongGemm:
         tma_A, mA = cpasync.make_tiled_tma_atom(load_A, mA, cute.select(sA_layout, mode=[0, 1]), (bM, bK), share_A)
         tma_B, mB = cpasync.make_tiled_tma_atom(load_B, mB, cute.select(sB_layout, mode=[0, 1]), (bN, bK), share_B)
         store = cpasync.CopyBulkTensorTileS2GOp()
-        element_type = mC.element_type
         tma_C, mC = cpasync.make_tiled_tma_atom(store, mC, cute.select(sC_layout, mode=[0, 1]), (CHUNK, CHUNK))
 
         # A warpgroup does 64 rows and all columns at a time; both operands lie in shared memory with K contiguous.
-        k_major, source = OperandMajorMode.K, warpgroup.OperandSource.SMEM
-        mma_op = warpgroup.MmaF16BF16Op(element_type, cutlass.Float32, (64, bN, 16), source, k_major, k_major)
-        tiled_mma = cute.make_tiled_mma(mma_op)
+        tiled_mma = cute.make_tiled_mma(self.mma_op(element_type, bN))
 
         @cute.struct
         class SharedStorage:
             barriers: cute.struct.MemRange[cutlass.Int64, 2 * self.stages]
             sA: cute.struct.Align[cute.struct.MemRange[element_type, cute.cosize(sA_layout)], 1024]
             sB: cute.struct.Align[cute.struct.MemRange[element_type, cute.cosize(sB_layout)], 1024]
-            sC: cute.struct.Align[cute.struct.MemRange[element_type, cute.cosize(sC_layout)], 1024]
+            sC: cute.struct.Align[cute.struct.MemRange[result_type, cute.cosize(sC_layout)], 1024]
 
         self.shared_storage = SharedStorage
         # Tiles of clusters: a CTA whose own lies outside of C reads zeros and stores nothing.
@@ -141,18 +140,9 @@ class PingPongGemm:
 
     @cute.kernel
     def kernel(
-        self,
-        tma_A: cute.CopyAtom,
-        mA: cute.Tensor,
-        tma_B: cute.CopyAtom,
-        mB: cute.Tensor,
-        tma_C: cute.CopyAtom,
-        mC: cute.Tensor,
-        sA_layout: cute.ComposedLayout,
-        sB_layout: cute.ComposedLayout,
-        sC_layout: cute.ComposedLayout,
-        tiled_mma: cute.TiledMma,
-        tiles: cutlass.Constexpr,
+        self, tma_A: cute.CopyAtom, mA: cute.Tensor, tma_B: cute.CopyAtom, mB: cute.Tensor,
+        tma_C: cute.CopyAtom, mC: cute.Tensor, sA_layout: cute.ComposedLayout, sB_layout: cute.ComposedLayout,
+        sC_layout: cute.ComposedLayout, tiled_mma: cute.TiledMma, tiles: cutlass.Constexpr,
     ):
         tidx, _, _ = cute.arch.thread_idx()
         cluster, _, _ = cute.arch.cluster_idx()
@@ -278,10 +268,8 @@ class PingPongGemm:
         """
         together = NamedBarrier(barrier_id=1 + group, num_threads=WARPGROUP)
         # The accumulator of a 64 x 64 WGMMA is laid out as any 64 columns of a wider one.
-        k_major, source = OperandMajorMode.K, warpgroup.OperandSource.SMEM
         element_type = sC.element_type
-        chunk_op = warpgroup.MmaF16BF16Op(element_type, cutlass.Float32, (64, CHUNK, 16), source, k_major, k_major)
-        chunk_mma = cute.make_tiled_mma(chunk_op)
+        chunk_mma = cute.make_tiled_mma(self.mma_op(element_type, CHUNK))
         atom_r2s = cute.make_copy_atom(cute.nvgpu.warp.StMatrix8x8x16bOp(False, 4), element_type)
         thr_r2s = cute.make_tiled_copy_C(atom_r2s, chunk_mma).get_slice(thread)
         tCrF = chunk_mma.make_fragment_C(chunk_mma.get_slice(0).partition_shape_C((CHUNK, CHUNK)))
@@ -334,22 +322,33 @@ class PingPongGemm:
         """The TMA load of a tile that `share` CTAs need, and into how many boxes it is cut."""
         return (cpasync.CopyBulkTensorTileG2SMulticastOp() if share > 1 else cpasync.CopyBulkTensorTileG2SOp()), share
 
-    def smem_layout(self, rows: int, cols: int, stages: int):
-        """(rows, cols, stages), row-major in columns of 64 elements: 128 bytes, the swizzle of TMA and WGMMA."""
-        atom = cute.make_composed_layout(cute.make_swizzle(3, 4, 3), 0, cute.make_layout((8, 64), stride=(64, 1)))
+    def mma_op(self, element_type: type[cutlass.Numeric], n: int):
+        """WGMMA of 64 x n and 32 bytes of K, both operands from shared memory with K contiguous."""
+        k_major, shape = OperandMajorMode.K, (64, n, 256 // element_type.width)
+        where = (warpgroup.OperandSource.SMEM, k_major, k_major)
+        if element_type.width == 8:
+            return warpgroup.MmaF8Op(element_type, element_type, cutlass.Float32, shape, *where)
+        return warpgroup.MmaF16BF16Op(element_type, cutlass.Float32, shape, *where)
+
+    def smem_layout(self, element_type: type[cutlass.Numeric], rows: int, cols: int, stages: int):
+        """(rows, cols, stages), row-major in columns of 128 bytes, the swizzle of TMA and WGMMA."""
+        width = 1024 // element_type.width
+        plain = cute.make_layout((8, width), stride=(width, 1))
+        atom = cute.make_composed_layout(cute.make_swizzle(3, 4, 3), 0, plain)
         return cute.tile_to_shape(atom, (rows, cols, stages), order=(0, 1, 2))
 
 
 def compile(arch: str, shape: tuple[int, ...], dtype: str, config: PingPongGemmConfig | None = None) -> Program:
-    """The rung for one architecture, shape (M, N, K) and element type. M from 2; N and K multiples of 8 (16 bytes)."""
+    """The rung for one architecture, shape (M, N, K) and element type. M from 2; N a multiple of 8, K of 16 bytes."""
     (m, n, k), dtype = RUNG.check(arch, shape, dtype)
     config = config or PingPongGemmConfig()
     check_config(config, arch)
     RUNG.require(m > 1, "M=1: the DSL makes a one-dimensional tensor map of a single row, pad M to 2")
     RUNG.require(n % 8 == 0, f"N={n}: TMA wants row pitches of 16 bytes, pad N to a multiple of 8")
-    RUNG.require(k % 8 == 0, f"K={k}: TMA wants row pitches of 16 bytes, pad K to a multiple of 8")
-    arrays = [row_major(dtype, extents) for extents in ((m, k), (n, k), (m, n))]
-    return compile_program(PingPongGemm(config), *arrays, arch=arch, name=RUNG.name)
+    bits = dtype_named(dtype).bits
+    RUNG.require(k * bits % 128 == 0, f"K={k}: TMA wants row pitches of 16 bytes, pad K to a multiple of {128 // bits}")
+    arrays = [row_major(dtype, (m, k)), row_major(dtype, (n, k)), row_major("fp16" if bits == 8 else dtype, (m, n))]
+    return compile_program(PingPongGemm(config, bits), *arrays, arch=arch, name=RUNG.name)
 
 
 def check_config(config: PingPongGemmConfig, arch: str) -> None:
