@@ -227,8 +227,8 @@ def _template(
         raise Unsupported(f"{label}: the last bytes of {first.kernel}'s parameters depend on an address")
     offsets = tuple(param.offset for param in head.params)
     return Template(
-        first.kernel, name, tuple(first.grid), tuple(first.block), bytes(params), offsets, tuple(addresses),
-        first.smem, tuple(first.cluster), dict(first.attributes),
+        first.kernel, name, first.grid, first.block, bytes(params), offsets, tuple(addresses),
+        first.smem, first.cluster, dict(first.attributes),
     )  # fmt: skip
 
 

@@ -65,7 +65,7 @@ def gemm_problem(
         return (*arrays, Operand("R", (n,), dtype)) if scaled else tuple(arrays)
 
     def product(a: np.ndarray, b: np.ndarray, inputs: Arrays, magnitude: bool) -> np.ndarray:
-        c = a @ np.swapaxes(b, -1, -2)
+        c = a @ b.swapaxes(-1, -2)
         if not scaled:
             return c
         return c * (abs(inputs["R"]) if magnitude else inputs["R"])

@@ -18,7 +18,7 @@ from tensorladder.core.program import Launch, Module
 
 # CUresult values that a person can act on.
 NO_DEVICE = 100
-DEVICE_ATTRIBUTE = {"major": 75, "minor": 76, "sms": 16}
+DEVICE_ATTRIBUTE = {"major": 75, "minor": 76, "sms": 16, "memory_khz": 36, "bus_bits": 37, "l2": 38}
 FUNCTION_ATTRIBUTE = {"max_dynamic_shared": 8, "non_portable_cluster": 14}
 PORTABLE_CLUSTER = 8
 
@@ -86,14 +86,28 @@ def capability(device: int = 0) -> tuple[int, int]:
 def describe(device: int = 0) -> str:
     """Name, compute capability, SMs and driver in one line. UsageError where there is no GPU."""
     library()
+    known = facts(device)
+    major, minor = known["capability"]
+    return f"{known['gpu']}, sm_{major}{minor}, {known['sms']} SMs, driver for CUDA {known['driver_cuda']}"
+
+
+def facts(device: int = 0) -> dict[str, Any]:
+    """Name, capability, SMs, L2 in bytes, memory bandwidth in bytes a second, and the driver's CUDA version."""
+    library()
     name = ctypes.create_string_buffer(256)
     call("cuDeviceGetName", name, 256, _handle(device))
     version = c_int()
     call("cuDriverGetVersion", byref(version))
-    major, minor = capability(device)
-    sms = _device_attribute(device, "sms")
-    cuda = f"{version.value // 1000}.{version.value % 1000 // 10}"
-    return f"{name.value.decode()}, sm_{major}{minor}, {sms} SMs, driver for CUDA {cuda}"
+    clock, width = _device_attribute(device, "memory_khz"), _device_attribute(device, "bus_bits")
+    return {
+        "gpu": name.value.decode(),
+        "capability": list(capability(device)),
+        "sms": _device_attribute(device, "sms"),
+        "l2_bytes": _device_attribute(device, "l2"),
+        # Two transfers a clock on every kind of memory that tensor cores have been put beside.
+        "memory_bytes_s": 2 * clock * 1000 * width // 8,
+        "driver_cuda": f"{version.value // 1000}.{version.value % 1000 // 10}",
+    }
 
 
 def runs_on(arch: str, have: tuple[int, int]) -> bool:

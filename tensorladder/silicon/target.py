@@ -35,7 +35,7 @@ class Target:
 
     def __init__(self, arch: str) -> None:
         arch_for((arch,))
-        self.torch = _torch()
+        self.torch = cuda_torch()
 
     @property
     def allocate(self) -> Any:
@@ -92,7 +92,8 @@ def _torch_dtype(torch: Any, dtype: np.dtype) -> Any:
     return found
 
 
-def _torch() -> Any:
+def cuda_torch() -> Any:
+    """The module torch, with a GPU in it. MissingExtra without it, UsageError where it finds no GPU."""
     try:
         import torch
     except ModuleNotFoundError as error:

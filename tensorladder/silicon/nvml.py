@@ -1,0 +1,66 @@
+"""Clocks, power and temperature of the GPU, by the driver's management library (NVML) through ctypes.
+
+Source: NVML API reference, "Device Queries". Where there is no such library, everything is None: a benchmark then says
+that it does not know.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import byref, c_char_p, c_uint, c_ulonglong, c_void_p
+from typing import Any
+
+_SM_CLOCK, _GPU_TEMPERATURE = 1, 0
+#: nvmlClocksEventReasons -> word
+REASONS = {0x4: "power cap", 0x8: "hardware slowdown", 0x20: "thermal, software", 0x40: "thermal, hardware"}
+
+
+class Meter:
+    """Readings of one GPU. pci: its bus id as torch or nvidia-smi spell it; "" for the first."""
+
+    def __init__(self, pci: str = "") -> None:
+        self._library: Any = None
+        self._device = c_void_p()
+        try:
+            library = ctypes.CDLL("libnvidia-ml.so.1")
+        except OSError:
+            return
+        if library.nvmlInit_v2():
+            return
+        named = bool(pci) and not library.nvmlDeviceGetHandleByPciBusId_v2(c_char_p(pci.encode()), byref(self._device))
+        if named or not library.nvmlDeviceGetHandleByIndex_v2(c_uint(0), byref(self._device)):
+            self._library = library
+
+    def _number(self, name: str, *arguments: Any, kind: Any = c_uint) -> int | None:
+        if self._library is None:
+            return None
+        value = kind()
+        failed = getattr(self._library, name)(self._device, *arguments, byref(value))
+        return None if failed else value.value
+
+    def clock(self) -> int | None:
+        """The SMs' clock now, in MHz."""
+        return self._number("nvmlDeviceGetClockInfo", c_uint(_SM_CLOCK))
+
+    def highest_clock(self) -> int | None:
+        """The SMs' highest clock, in MHz."""
+        return self._number("nvmlDeviceGetMaxClockInfo", c_uint(_SM_CLOCK))
+
+    def power(self) -> float | None:
+        """Watts now (an average over the last fraction of a second on most parts)."""
+        milliwatts = self._number("nvmlDeviceGetPowerUsage")
+        return None if milliwatts is None else milliwatts / 1e3
+
+    def power_limit(self) -> float | None:
+        """Watts at which the card throttles."""
+        milliwatts = self._number("nvmlDeviceGetEnforcedPowerLimit")
+        return None if milliwatts is None else milliwatts / 1e3
+
+    def temperature(self) -> int | None:
+        """Degrees Celsius."""
+        return self._number("nvmlDeviceGetTemperature", c_uint(_GPU_TEMPERATURE))
+
+    def reasons(self) -> list[str]:
+        """Why the clock is lower than it could be, as far as the driver says."""
+        bits = self._number("nvmlDeviceGetCurrentClocksThrottleReasons", kind=c_ulonglong) or 0
+        return [word for bit, word in REASONS.items() if bits & bit]

@@ -1,0 +1,140 @@
+"""Times on a real GPU that can be compared: contenders in turn, in one process, on inputs that rotate through memory.
+
+A round gives every contender one batch of launches, back to back between two events, behind a short pause on the GPU
+while the host queues them (a kernel launched into an idle stream would be charged the host's time). Who is first
+changes from round to round, and each launch takes the next set of inputs, so that none finds its own in L2. Rounds
+before the clocks have settled are thrown away. Reported are the median, and the 10th and 90th percentile.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tensorladder.silicon.nvml import Meter
+
+Call = Callable[[], None]
+
+HOST_US = 12.0  # what queueing one launch may cost the host
+PAUSE_CYCLES = 2000  # a microsecond of the GPU's clock, about
+SETTLED = 0.01  # the medians of two windows of rounds agree to this
+WINDOW = 5
+
+
+@dataclass(frozen=True)
+class Options:
+    """batch_us: aimed at a batch's length. settle: seconds of warm-up at most. seconds, rounds: what is measured, at
+    most and at least (a kernel of a second still gets `rounds`)."""
+
+    batch_us: float = 3000.0
+    most_launches: int = 64
+    settle: float = 1.0
+    seconds: float = 0.5
+    rounds: int = 3
+
+
+@dataclass(frozen=True)
+class Times:
+    """Microseconds a launch, one number a round."""
+
+    rounds: tuple[float, ...]
+    batch: int
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.rounds)
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """The 10th and the 90th percentile."""
+        ordered = sorted(self.rounds)
+        last = len(ordered) - 1
+        return ordered[round(0.1 * last)], ordered[round(0.9 * last)]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Times by contender; the SMs' clock in MHz and the card's power in W meanwhile (None where unknown)."""
+
+    times: dict[str, Times]
+    clock_mhz: float | None
+    power_w: float | None
+
+
+def compare(torch: Any, contenders: Mapping[str, Sequence[Call]], meter: Meter, options: Options) -> Measured:
+    """Time all contenders side by side; each is a list of calls on different sets of inputs, taken in turn."""
+    runs = {name: _Run(torch, calls) for name, calls in contenders.items()}
+    for run in runs.values():
+        run.size_up(options)
+    names = list(runs)
+    history: list[float] = []
+    start = time.perf_counter()
+    # Where a round takes a good part of that time, the clocks have settled when the first is over.
+    quick = sum(run.each * run.batch for run in runs.values()) < options.settle * 1e6 / (2 * WINDOW)
+    while quick and time.perf_counter() - start < options.settle and not _settled(history):
+        history.append(_round(runs, names, None)[names[0]])
+    samples: dict[str, list[float]] = {name: [] for name in names}
+    readings: list[tuple[float | None, float | None]] = []
+    start = time.perf_counter()
+    number = 0
+    while number < options.rounds or time.perf_counter() - start < options.seconds:
+        order = names[number % len(names) :] + names[: number % len(names)]
+        for name, value in _round(runs, order, lambda: readings.append((meter.clock(), meter.power()))).items():
+            samples[name].append(value)
+        number += 1
+    times = {name: Times(tuple(values), runs[name].batch) for name, values in samples.items()}
+    return Measured(times, _middle(clock for clock, _ in readings), _middle(power for _, power in readings))
+
+
+def _settled(history: Sequence[float]) -> bool:
+    if len(history) < 2 * WINDOW:
+        return False
+    before, now = (statistics.median(history[a:b]) for a, b in ((-2 * WINDOW, -WINDOW), (-WINDOW, None)))
+    return abs(now - before) <= SETTLED * before
+
+
+def _round(runs: Mapping[str, _Run], order: Sequence[str], read: Callable[[], None] | None) -> dict[str, float]:
+    return {name: runs[name].batch_us(read) for name in order}
+
+
+def _middle(values: Any) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+class _Run:
+    """One contender: its calls, where it is among its inputs, and how many launches make a batch."""
+
+    def __init__(self, torch: Any, calls: Sequence[Call]) -> None:
+        self.torch = torch
+        self.calls = calls
+        self.next = 0
+        self.batch = 1
+        self.each = 0.0
+        self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+
+    def size_up(self, options: Options) -> None:
+        """A launch that loads, and where it was quick another, to see how long one takes."""
+        self.each = self.batch_us(None)
+        if self.each < options.settle * 1e6 / (2 * WINDOW):
+            self.each = self.batch_us(None)
+        self.batch = max(1, min(options.most_launches, round(options.batch_us / max(self.each, 1e-3))))
+
+    def batch_us(self, read: Callable[[], None] | None) -> float:
+        """Microseconds a launch of one batch. read: called while the GPU works."""
+        start, end = self._events
+        # Long enough for the host to stay ahead of the GPU through the whole batch.
+        pause = 3 * HOST_US + self.batch * max(0.0, HOST_US - self.each)
+        self.torch.cuda._sleep(int(pause * PAUSE_CYCLES))
+        start.record()
+        for _ in range(self.batch):
+            self.calls[self.next]()
+            self.next = (self.next + 1) % len(self.calls)
+        end.record()
+        if read is not None:
+            read()
+        end.synchronize()
+        return start.elapsed_time(end) * 1e3 / self.batch

@@ -1,0 +1,301 @@
+"""Benchmarks: suites, the method of timing (on a GPU of numpy and a clock), records, files, pictures, the verb."""
+
+from __future__ import annotations
+
+import json
+import math
+import xml.etree.ElementTree as ElementTree
+
+import numpy as np
+import pytest
+
+from tensorladder import problems
+from tensorladder.core.errors import UsageError
+from tensorladder.draw import benchmarks as pictures
+from tensorladder.measure import bench, suites
+from tensorladder.rungs.rung import catalog, find
+from tensorladder.silicon.nvml import Meter
+from tensorladder.silicon.pack import Array, Entry
+from tensorladder.silicon.timing import Options, Times, compare
+from tests.measure.fake_torch import Torch
+
+KEYS = {"rung", "shape", "dtype", "median_us", "tflops", "baseline", "baseline_us", "ratio"}
+
+
+# ----------------------------------------------------------------------------------------------------------- suites
+
+
+def test_suites_have_the_shapes_that_were_promised():
+    llm = suites.SUITES["llm"].shapes
+    assert len(llm) >= 25 and {m for m, _, _ in llm} >= {1, 8, 16, 32, 64, 128}
+    assert set(suites.SUITES["ladder"].shapes) == {(4096,) * 3, (8192,) * 3}
+    sides = [m for m, n, k in suites.SUITES["square"].shapes if m == n == k]
+    assert min(sides) == 512 and max(sides) == 16384 and sides == sorted(sides)
+
+
+@pytest.mark.parametrize(
+    ("arch", "suite", "names"),
+    [
+        ("sm_90a", "llm", {"c5-ping-pong"}),
+        ("sm_80", "square", {"b2-warp-mma"}),
+        ("sm_100a", "square", {"d4-persistent", "v9-two-consumers"}),
+    ],
+)
+def test_suites_take_the_tops_of_an_architecture(arch, suite, names):
+    assert {info.name for info in suites.rungs_of(suites.SUITES[suite], catalog(), arch)} >= names
+
+
+def test_the_ladder_is_every_product():
+    names = {info.name for info in suites.rungs_of(suites.SUITES["ladder"], catalog(), "sm_90a")}
+    assert {"a1-naive-cute", "b2-warp-mma", "b6-colwise-scaling", "c1-wgmma"} <= names
+    assert not names & {"a0-vector-add", "a1-grouped", "d3-two-cta"}
+    assert suites.dtype_for(suites.SUITES["ladder"], find("a1-dependent-launch")) == "fp32"
+
+
+# ----------------------------------------------------------------------------------------------------------- timing
+
+
+def contender(torch, us, seen=None):
+    def call(number):
+        if seen is not None:
+            seen.append(number)
+        torch.clock.now += us() if callable(us) else us
+
+    return [lambda number=number: call(number) for number in range(3)]
+
+
+def test_contenders_take_turns_and_inputs_rotate():
+    torch, seen = Torch(), []
+    options = Options(settle=0.01, seconds=0.001, rounds=6)
+    measured = compare(
+        torch, {"ours": contender(torch, 100.0, seen), "base": contender(torch, 150.0)}, Meter(), options
+    )
+    ours, base = measured.times["ours"], measured.times["base"]
+    assert ours.median == pytest.approx(100.0) and base.median == pytest.approx(150.0)
+    assert len(ours.rounds) == len(base.rounds) >= 6 and ours.batch == 30 and base.batch == 20
+    assert seen == [i % 3 for i in range(len(seen))]
+    assert measured.clock_mhz is None and measured.power_w is None
+    record = bench.against("cublas", ours, base)
+    assert record["ratio"] == pytest.approx(1.5)
+
+
+def test_the_pause_lets_the_host_stay_ahead_of_short_kernels():
+    torch = Torch()
+    compare(torch, {"ours": contender(torch, 2.0)}, Meter(), Options(settle=0.0, seconds=0.0, rounds=1))
+    assert torch.slept[-1] >= 64 * 10 * 1000  # cycles: 64 launches, 10 us of host time more than the kernel takes
+
+
+def test_rounds_before_the_clocks_settle_do_not_count():
+    torch = Torch()
+    cooling = iter([300.0, 250.0, 200.0, 150.0] + [100.0] * 100000)
+    measured = compare(
+        torch, {"ours": contender(torch, lambda: next(cooling))}, Meter(),
+        Options(batch_us=1.0, settle=5.0, seconds=0.0, rounds=3),
+    )  # fmt: skip
+    assert measured.times["ours"].rounds == (100.0,) * 3
+
+
+def test_a_kernel_of_a_second_gets_its_few_rounds_and_no_more():
+    torch, seen = Torch(), []
+    compare(torch, {"ours": contender(torch, 1.2e6, seen)}, Meter(), Options(seconds=0.0, rounds=3))
+    assert len(seen) == 4  # one to see how long it takes
+
+
+def test_spread_is_the_10th_and_90th_percentile():
+    times = Times(tuple(float(i) for i in range(100, -1, -1)), 1)
+    assert times.median == 50.0 and times.spread == (10.0, 90.0)
+
+
+# ---------------------------------------------------------------------------------------------------------- checking
+
+SHAPE = (48, 40, 72)
+ARRAYS = (
+    Array("A", (48, 72), (72, 1), "float16", False),
+    Array("B", (40, 72), (72, 1), "float16", False),
+    Array("C", (48, 40), (40, 1), "float16", True),
+)
+
+
+def workload(l2=0):
+    return bench.Workload(Torch(), problems.find("gemm"), SHAPE, "fp16", ARRAYS, l2)
+
+
+def multiply(work, spoil=lambda c: None):
+    t = work.sets[0]
+
+    def run():
+        t["C"].array[...] = t["A"].array.astype(np.float32) @ t["B"].array.astype(np.float32).T
+        spoil(t["C"].array)
+
+    return run
+
+
+@pytest.mark.parametrize("rows", [1 << 26, 40 * 7])
+def test_a_right_result_passes_and_one_wrong_element_does_not(monkeypatch, rows):
+    monkeypatch.setattr(bench, "CHECKED_AT_ONCE", rows)
+    work = workload()
+    within, error = work.check(multiply(work))
+    assert within and 0 < error < 2**-11
+
+    def spoil(c):
+        c[47, 39] += 0.25
+
+    assert not work.check(multiply(work, spoil))[0]
+    within, error = work.check(lambda: None)  # C was poisoned
+    assert not within and math.isinf(error)
+
+
+def test_inputs_fill_twice_the_l2():
+    work = workload(l2=50_000)
+    assert work.bytes == 2 * (48 * 72 + 40 * 72 + 48 * 40)
+    assert (len(work.sets) - 1) * work.bytes >= 2 * 50_000 > (len(work.sets) - 3) * work.bytes
+    first, second = (work.sets[i]["A"].array for i in range(2))
+    assert not np.array_equal(first, second) and len(workload().sets) == 2
+
+
+class FakeKernel:
+    def __init__(self, torch, us, right):
+        self.torch, self.us, self.right = torch, us, right
+
+    def bind(self, stream, a, b, c):
+        def run():
+            self.torch.clock.now += self.us
+            c.array[...] = (a.array.astype(np.float32) @ b.array.astype(np.float32).T) * self.right
+
+        return run
+
+
+def records(monkeypatch, right=1.0):
+    torch = Torch()
+
+    def baseline(problem, torch, tensors):
+        return lambda: setattr(torch.clock, "now", torch.clock.now + 30.0)
+
+    def broken(problem, torch, tensors):
+        raise RuntimeError("no such\nconfig")
+
+    monkeypatch.setattr(bench, "cuda_torch", lambda: torch)
+    monkeypatch.setattr(bench.driver, "facts", lambda: {"l2_bytes": 1000})
+    monkeypatch.setattr(bench, "BASELINES", {"cublas": baseline, "quack": broken, "absent": lambda *_: None})
+    entry = Entry("b5-tma", "sm_90a", SHAPE, "fp16", {"stages": 3}, "", ARRAYS, ())
+    suite = suites.Suite("small", "", "fp16", {SHAPE: ""})
+    refused = []
+    job = bench.Job("b5-tma", entry, lambda: FakeKernel(torch, 20.0, right))
+    return list(bench.on_gpu([job], suite, Options(settle=0.0, seconds=0.0), refused)), refused
+
+
+def test_a_record_says_what_was_measured(monkeypatch):
+    (record,), refused = records(monkeypatch)
+    assert record.keys() >= KEYS and record["ok"] and record["on"] == "gpu"
+    assert record["median_us"] == pytest.approx(20.0) and record["baseline_us"] == pytest.approx(30.0)
+    assert record["baseline"] == "cublas" and record["ratio"] == pytest.approx(1.5)
+    assert record["tflops"] == pytest.approx(2 * 48 * 40 * 72 / 20.0 / 1e6)
+    assert refused == ["quack on b5-tma 48x40x72 fp16: no such config"]
+    json.dumps(record, allow_nan=False)
+
+
+def test_a_wrong_kernel_is_not_timed(monkeypatch):
+    (record,), _ = records(monkeypatch, right=1.01)
+    assert not record["ok"] and record["median_us"] is None and record["ratio"] is None
+    assert bench.exit_code([record]) == 1 and bench.geometric_means([record]) == []
+
+
+# ----------------------------------------------------------------------------------------------------- what comes out
+
+
+def entry(rung="c5-ping-pong", **config):
+    return Entry(rung, "sm_90a", (64, 64, 64), "fp16", {"tile": [128, 128, 64], "stages": 6, **config}, "", (), ())
+
+
+def test_entries_of_one_rung_are_told_apart():
+    made = bench._labels([entry(), entry(stages=5), entry("c4-multicast")])
+    assert made == ["c5-ping-pong:stages=6", "c5-ping-pong:stages=5", "c4-multicast"]
+    assert bench.matches(entry(stages=5), "c5:stages=5,tile=128x128x64") and not bench.matches(entry(), "c5:stages=5")
+    assert not bench.matches(entry(), "c4")
+    with pytest.raises(UsageError, match="no rung"):
+        bench.matches(entry(), "q7")
+
+
+HOST = {"suite": "ladder", "on": "gpu", "gpu": "NVIDIA H200", "peak_tflops": 1000.0, "memory_bytes_s": 4.9e12}
+
+
+def row(rung, side, us, ratio):
+    flops = 2 * side**3
+    return {
+        "rung": rung, "shape": [side] * 3, "dtype": "fp16", "median_us": us, "tflops": flops / us / 1e6, "flops": flops,
+        "bytes": 6 * side**2, "baseline": "cublas", "baseline_us": us * ratio, "ratio": ratio, "ok": True,
+    }  # fmt: skip
+
+
+ROWS = [
+    row("c5-ping-pong", 4096, 200.0, 1.02),
+    row("c5-ping-pong", 8192, 1600.0, 0.98),
+    row("b2-<warp>", 4096, 700.0, 0.3),
+]
+
+
+def test_means_are_geometric_and_losses_are_counted():
+    (first, second) = bench.geometric_means(ROWS)
+    assert first["geometric_mean"] == pytest.approx(math.sqrt(1.02 * 0.98), abs=1e-4)
+    assert (first["shapes"], first["losses"], first["worst"]) == (2, 1, 0.98)
+    assert second["rung"] == "b2-<warp>" and second["losses"] == 1
+
+
+def test_result_files_begin_with_the_machine(tmp_path):
+    path = tmp_path / "sub" / f"{bench.file_stem(suites.SUITES['ladder'], 'NVIDIA H200')}.jsonl"
+    assert path.name == "ladder-h200.jsonl"
+    bench.keep(path, HOST, ROWS)
+    assert json.loads(path.read_text().splitlines()[0]) == {"machine": HOST}
+    assert bench.read(path) == (HOST, ROWS)
+    path.write_text("{}")
+    with pytest.raises(UsageError, match="no result file"):
+        bench.read(path)
+
+
+@pytest.mark.parametrize("rows", [ROWS, [], [{**ROWS[0], "tflops": None}]])
+@pytest.mark.parametrize("picture", [pictures.ladder, pictures.roofline])
+def test_pictures_are_wellformed_and_show_every_rung(picture, rows):
+    drawn = picture(HOST, rows)
+    root = ElementTree.fromstring(drawn)
+    words = {element.text for element in root.iter() if element.text}
+    for one in rows:
+        assert not one["tflops"] or one["rung"] in words
+    assert "nan" not in drawn and "NVIDIA H200" in drawn
+    width, height = float(root.get("width")), float(root.get("height"))
+    for rect in root.iter("{http://www.w3.org/2000/svg}rect"):
+        if rect.get("x"):
+            assert float(rect.get("x")) + float(rect.get("width")) <= width and float(rect.get("y")) <= height
+
+
+# ------------------------------------------------------------------------------------------------------ the verb
+
+
+def test_the_verb_times_the_emulation_and_says_so(ask, tmp_path):
+    pytest.importorskip("cutlass")
+    said = ask("bench", "--on", "vgpu", "--rungs", "a1-naive-cute a0", "--json", "--results", str(tmp_path))
+    assert said.code == 0, said.err
+    first, *rows, last = map(json.loads, said.out.splitlines())
+    assert first["machine"]["clock"] == "wall time of the emulation"
+    assert all(one.keys() >= KEYS and one["on"] == "vgpu" for one in rows)
+    assert [one["rung"] for one in rows] == ["a1-naive-cute", "a0-vector-add"] and rows[0]["ratio"] > 0
+    assert last["summary"][0]["baseline"] == "numpy float32"
+    assert bench.read(tmp_path / "ladder-vgpu.jsonl") == (first["machine"], rows)
+    assert (tmp_path / "ladder-vgpu.svg").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--suite", "huge"), "--suite 'huge'"),
+        (("--on", "tpu"), "--on 'tpu'"),
+        (("--seconds", "0"), "--seconds 0"),
+        (("--arch", "sm_80"), "--arch is for --on vgpu"),
+        (("--on", "vgpu", "--pack", "p"), "--pack and --dtype are for --on gpu"),
+        (("--on", "vgpu", "--rungs", "q9"), "no rung"),
+        (("--on", "vgpu", "--rungs", "c5", "--arch", "sm_80"), "c5-ping-pong compiles for sm_90a"),
+        (("--on", "gpu", "--pack", "/nowhere"), "is no pack"),
+    ],
+)
+def test_a_wrong_request_is_one_line(ask, arguments, words):
+    said = ask("bench", *arguments)
+    assert said.code == 2 and words in said.err and said.err.count("\n") == 1 and said.out == ""
