@@ -41,6 +41,7 @@ cute.arch.cp_async_bulk_wait_group(0, read=True)
                 writeback"""
 V_MASK = "commit(acc_full, BOTH"
 V_COUNT = "mbarrier_init(empty + stage, CONSUMERS)"
+V_LAST_STORE = "cute.arch.cp_async_bulk_wait_group(0, read=True)\n"
 ONE_SM, TWO_SMS = {"sm_count": 1}, {"sm_count": 2}
 
 # (what is missing, rung, text, what stands there instead, shape, knobs, policy)
@@ -60,6 +61,7 @@ CASES = [
     ("MMAs not yet done", "v1-one-tile", "cute.arch.mbarrier_wait(mma_done, 0)\n", GONE, None, {}, "eager"),
     ("the phase flipped", "v2-k-loop", "phase ^= 1\n", GONE, None, {}, "eager"),
     ("tile not yet there", "v4-tma", V_FULL, GONE, None, {}, "timed"),
+    ("C read by TMA before the exit", "v4-tma", V_LAST_STORE, GONE, None, {}, "lazy"),
     ("stage not yet read", "v5-pipeline", V_DONE, GONE, (128, 128, 512), {}, "lazy"),
     ("accumulator not yet read", "v7-warp-specialized", V_ACC_EMPTY, GONE, (256, 256, 256), ONE_SM, "random:3"),
     ("stage not yet read", "v7-warp-specialized", V_EMPTY, GONE, (128, 128, 512), {}, "eager"),

@@ -63,6 +63,7 @@ W_CARRY = 1680  # CC.CF of the lanes, a bit each
 W_REPEATS = 1688  # the warp has been in the state of W_HASH again
 W_WGMMA_GROUP = 1696  # the open wgmma group
 W_WGMMA_SEQ = 1704  # wgmma.mma_async issued so far
+W_STARVED = 1712  # rounds that it is left out yet (random)
 W_SCRATCH = 1856  # 33 KB for operands of runtime calls: lane vectors, 256 bytes each (tcgen05.ld takes 128 and more)
 SCRATCH_BYTES = 132 * 256
 W_BYTES = W_SCRATCH + SCRATCH_BYTES
@@ -117,6 +118,7 @@ C_TMEM_FREED = 752  # i8 a granule: columns / 32 of what began there and was dea
 C_TMEM_WANT = 768  # columns that a waiting tcgen05.alloc of a CTA pair asks for
 C_TMEM_GRANT = 776  # 1 + the column that the peer's tcgen05.alloc took for it
 C_CLC_FAILED = 784  # it has seen that a clusterlaunchcontrol.try_cancel failed
+C_STARVED = 792  # rounds that it is left out yet (random)
 C_BYTES = 1024
 
 # ---------------------------------------------------------------- launch (read-only for workers, but for errors)

@@ -16,6 +16,15 @@ from tensorladder.vgpu.machine.tmem import begin_cta, end_cta
 
 
 @helper
+def starvation(u):
+    """How many rounds a fresh CTA is left out: under random orders every second one comes late, some very late."""
+    if ld64(ld64(u + L.U_LAUNCH) + L.L_POLICY) != L.POLICY_RANDOM:
+        return 0
+    r = rng(u + L.U_RNG)
+    return 0 if r & 1 else (r >> 1) & (0xFF if r & 0x1000 else 0xF)
+
+
+@helper
 def start_cta(u, slot, linear):
     """Put CTA `linear` (x fastest) into a slot: poisoned memory and registers, all lanes at block 0."""
     launch = ld64(u + L.U_LAUNCH)
@@ -25,6 +34,7 @@ def start_cta(u, slot, linear):
     x = linear % gx
     y = (linear // gx) % gy
     z = linear // (gx * gy)
+    st64(c + L.C_STARVED, starvation(u))
     st64(c + L.C_CTAID, x)
     st64(c + L.C_CTAID + 8, y)
     st64(c + L.C_CTAID + 16, z)
@@ -96,6 +106,7 @@ def start_warp(u, c, w, n, threads, rank):
     st64(w + L.W_STATE, 0)
     st64(w + L.W_CLUSTER_ARRIVED, 0)
     st64(w + L.W_CLUSTER_DONE, 0)
+    st64(w + L.W_STARVED, 0)
     st64(w + L.W_WGMMA_GROUP, 0)
     st64(w + L.W_WGMMA_SEQ, 0)
     frame = ld64(w + L.W_FRAME)
@@ -192,6 +203,7 @@ def fill_slots(u):
 @helper
 def leave(u, c):
     """The last warp of a CTA has exited: it leaves its SM."""
+    take_shared(u, c)
     drain(u, c)
     end_cta(c)
     st64(c + L.C_DONE, 1)
@@ -227,6 +239,24 @@ def may_follow(g):
     if ld64(launch + L.L_TRIGGERED) < grid_ctas(launch):
         return False
     return policy != L.POLICY_RANDOM or rng(u + L.U_RNG) & 31 >= start_delay(launch)
+
+
+@helper
+def take_shared(u, c):
+    """A CTA's shared memory goes back at its exit: copies that have not read it yet find something else there.
+
+    Eager ones have; under `timed` they most likely had.
+    """
+    policy = ld64(ld64(u + L.U_LAUNCH) + L.L_POLICY)
+    if policy != L.POLICY_LAZY and policy != L.POLICY_RANDOM:
+        return
+    for position in range(ld64(u + L.U_COUNT)):
+        op = pending_op(u, position)
+        kind = ld64(op + L.A_KIND)
+        store = kind == L.OP_TMA_STORE or kind == L.OP_TMA_REDUCE or kind == L.OP_BULK_S2G or kind == L.OP_BULK_REDUCE
+        if store and ld64(op + L.A_CTA) == c and ld64(op + L.A_STAGE) == 0:
+            fill_bytes(ld64(c + L.C_SHARED), 0xFF, ld64(c + L.C_SHARED_SIZE))
+            return
 
 
 @helper

@@ -133,6 +133,28 @@ def run_slice(u, c, w, policy):
     return 1 if code == L.RET_BLOCKED else 0
 
 
+@helper
+def oversleep(u, w):
+    """A warp whose wait is over may go on late: others that met it there are then far ahead."""
+    r = rng(u + L.U_RNG)
+    if r & 7 == 0:
+        st64(w + L.W_STARVED, (r >> 3) & (0x7F if r & 0x1000 else 7))
+
+
+@helper
+def rests(u, rounds):
+    """Whether a warp or CTA is left out of this round; `rounds`: address of how many it is yet. Now and then it falls
+    far behind the others, as it may on the chip: what only relies on speed comes out."""
+    left = ld64(rounds)
+    if left > 0:
+        st64(rounds, left - 1)
+        return True
+    r = rng(u + L.U_RNG)
+    if r & 0x1FF == 0:
+        st64(rounds, (r >> 9) & 0x7F)
+    return False
+
+
 #: what a round brought; LATE: a cluster has yet to start, though it could
 MOVED, NEWS, SKIPPED, FINISHED, STOPPED, LATE = 1, 2, 4, 8, 16, 32
 
@@ -153,6 +175,9 @@ def run_round(u, policy):
         c = ld64(u + L.U_CTAS) + ((s + offset) % slots) * L.C_BYTES
         if ld64(c + L.C_DONE) != 0:
             continue
+        if policy == L.POLICY_RANDOM and rests(u, c + L.C_STARVED):
+            brought |= SKIPPED
+            continue
         count = ld64(c + L.C_NWARPS)
         for k in range(count):
             w = ld64(c + L.C_WARPS) + ((k + offset) % count) * L.W_BYTES
@@ -161,10 +186,12 @@ def run_round(u, policy):
                 continue
             if ld64(w + L.W_READY) != live and wake_ready(w):
                 brought |= NEWS
+                if policy == L.POLICY_RANDOM:
+                    oversleep(u, w)
             if ld64(w + L.W_READY) == 0:
                 continue
             late = policy == L.POLICY_TIMED and ld64(w + L.W_CLOCK) > ld64(u + L.U_CLOCK) + TIMED_SLICE
-            if late or (policy == L.POLICY_RANDOM and rng(u + L.U_RNG) & 3 == 0):
+            if late or (policy == L.POLICY_RANDOM and (rng(u + L.U_RNG) & 3 == 0 or rests(u, w + L.W_STARVED))):
                 lowest = min(lowest, ld64(w + L.W_CLOCK))
                 brought |= SKIPPED
                 continue
