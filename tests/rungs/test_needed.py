@@ -34,6 +34,8 @@ CASES = [
      (512, 256, 128), {}),
     ("c5-ping-pong", "the other warpgroup's turn", r"bar\.arrive\s+[^;]*;", "", (512, 512, 640), {"sm_count": 2}),
     ("a0-cluster-reduce", "the wait for the CTAs' parts", r"mbarrier\.try_wait[^;]*;\s*@P1 bra", "bra", (2, 4096), {}),
+    ("a1-cluster-launch-control", "the wait for the answer", r"mbarrier\.try_wait[^;]*;\s*@P1 bra", "bra",
+     (100, 130, 8), {}),
     ("a1-dependent-launch", "the wait for the product", r"griddepcontrol\.wait;", "", (128, 64, 64), {}),
 ]  # fmt: skip
 
@@ -58,7 +60,9 @@ def without(program, pattern, replacement):
 
 
 def goes_wrong(info, program, policy, shape):
-    asked = plan(info, shape=shape, policy=policy, timeout=60)
+    # one SM where CTAs are to be cancelled: few are resident
+    sm_count = 1 if "launch-control" in info.name else None
+    asked = plan(info, shape=shape, policy=policy, timeout=60, sm_count=sm_count)
     target = TARGETS["vgpu"](asked)
     case = info.problem.make(asked.shape, asked.dtype, asked.seed, target.allocate)
     try:

@@ -64,6 +64,10 @@ def test_nor_does_it_where_a_cta_does_many_tiles(name, knobs):
     same_under((*SUBSET, "random:2", "random:3"), info, shape=(300, 264, 200), config=config)
 
 
+def test_nor_does_it_where_ctas_take_over_the_tiles_of_others():
+    same_under((*SUBSET, "random:2", "random:3"), find("a1-cluster-launch-control"), shape=(200, 260, 24), sm_count=1)
+
+
 @pytest.mark.matrix
 @pytest.mark.parametrize(("info", "arch", "dtype"), ALL)
 def test_no_order_of_effects_changes_anything(info, arch, dtype):
