@@ -30,12 +30,16 @@ CASES = [
     ("c2-warp-specialized", "the wait before a release", r"wgmma\.wait_group\.sync\.aligned\s+1;", "", (256, 256, 640),
      {"stages": 2}),
     ("c3-persistent", "the wait for a buffer of C", r"cp\.async\.bulk\.wait_group\.read\s+1;", "", (256, 256, 128), {}),
+    ("c3-persistent", "the wait for the last of C before the end", r"cp\.async\.bulk\.wait_group\.read\s+0;", "",
+     (256, 256, 128), {}),
     ("c4-multicast", "the cluster barrier after the barriers' initialisation", r"barrier\.cluster\.wait;", "",
      (512, 256, 128), {}),
     ("c5-ping-pong", "the other warpgroup's turn", r"bar\.arrive\s+[^;]*;", "", (512, 512, 640), {"sm_count": 2}),
     ("a0-cluster-reduce", "the wait for the CTAs' parts", r"mbarrier\.try_wait[^;]*;\s*@P1 bra", "bra", (2, 4096), {}),
     ("a1-cluster-launch-control", "the wait for the answer", r"mbarrier\.try_wait[^;]*;\s*@P1 bra", "bra",
      (100, 130, 8), {}),
+    ("a1-cluster-launch-control", "the barrier before the next answer", r"(query_cancel.*)bar\.sync\s+0;", r"\1",
+     (200, 260, 64), {}),
     ("a1-dependent-launch", "the wait for the product", r"griddepcontrol\.wait;", "", (128, 64, 64), {}),
 ]  # fmt: skip
 
