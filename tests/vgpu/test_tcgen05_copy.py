@@ -111,13 +111,13 @@ def expected(memory: np.ndarray, shared: np.ndarray, shape: str, packing: str, s
 
 
 PACKINGS = ("", ".b8x16.b6x16_p32", ".b8x16.b4x16_p64")
-CASES = [(shape, layout, packing) for shape in SHAPES for layout in LAYOUTS
+FORMS = [(shape, layout, packing) for shape in SHAPES for layout in LAYOUTS
          for packing in PACKINGS[: 3 if layout in ("none", "128B") else 1]]  # fmt: skip
 
 
-@pytest.mark.parametrize(("shape", "layout", "packing"), CASES)
+@pytest.mark.parametrize(("shape", "layout", "packing"), FORMS)
 def test_copies_follow_shape_and_layout(shape: str, layout: str, packing: str) -> None:
-    n = CASES.index((shape, layout, packing))
+    n = FORMS.index((shape, layout, packing))
     rng = np.random.default_rng(n)
     wide = LAYOUTS[layout][1]
     stride = 8 * wide * (1 if wide == 128 and SHAPES[shape][0] > 64 else int(rng.integers(1, 3)))

@@ -1,4 +1,4 @@
-"""Tensor copies of packed 4- and 6-bit elements, dense and with gaps (PTX ISA, "Packing and Unpacking"): numpy models."""
+"""Packed 4- and 6-bit elements in tensor maps: what TMA moves, and what a barrier counts."""
 
 from __future__ import annotations
 

@@ -148,10 +148,10 @@ def addresses(shape: str, seed: int, count: int, step: int) -> tuple[int, int, i
     return column, row, half
 
 
-CASES = [(shape, n, step) for shape, n in forms() for step in (1, 2) if width(shape, n, step) <= COLUMNS]
+FORMS = [(shape, n, step) for shape, n in forms() for step in (1, 2) if width(shape, n, step) <= COLUMNS]
 
 
-@pytest.mark.parametrize(("shape", "count", "step"), CASES)
+@pytest.mark.parametrize(("shape", "count", "step"), FORMS)
 def test_load_follows_the_layout(shape: str, count: int, step: int) -> None:
     column, row, half = addresses(shape, count + step, count, step)
     text, registers = move("ld", shape, count, step, "%t2", half)
@@ -178,7 +178,7 @@ def test_load_follows_the_layout(shape: str, count: int, step: int) -> None:
         assert np.array_equal(out[warp], want)
 
 
-@pytest.mark.parametrize(("shape", "count", "step"), CASES[::3])
+@pytest.mark.parametrize(("shape", "count", "step"), FORMS[::3])
 def test_store_follows_the_layout(shape: str, count: int, step: int) -> None:
     column, row, half = addresses(shape, 100 + count + step, count, step)
     if shape == "16x32bx2" and abs(half) < width(shape, count, step):  # halves that overlap: no order among lanes

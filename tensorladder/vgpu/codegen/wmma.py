@@ -108,10 +108,10 @@ class Shape:
 def _shape(i: Instr, text: str, ty: str) -> Shape:
     """The shape that an instruction names; Unsupported where operands of type `ty` have none such."""
     found = _SHAPE.match(text)
-    size = tuple(map(int, found.groups())) if found else ()
-    if size not in _SHAPES.get(ty, ()):
+    m, n, k = map(int, found.groups()) if found else (0, 0, 0)
+    if (m, n, k) not in _SHAPES.get(ty, ()):
         raise Unsupported(i.text)
-    return Shape(*size, ty)
+    return Shape(m, n, k, ty)
 
 
 @instruction("wmma", kind="meet", results=lambda i: 0 if i.mods[:1] == ("store",) else 1,

@@ -161,6 +161,7 @@ def run_all(device: Device, runs: Sequence[Run]) -> None:
     from tensorladder.vgpu.machine.native import runtime
 
     rt = runtime()
+    jobs: list[Callable[[], object]]
     if len(runs) == 1:
         groups = runs[0].groups()
         jobs = [partial(rt.call, "tl_worker", g.words.address) for g in groups]
