@@ -118,44 +118,54 @@ class Unit:
         u[L.U_BATCH] = batch
         u[L.U_COST] = cost
         u[L.U_RNG] = launch[L.L_SEED] * 2654435761 + 99
-        for s in range(slots):
-            c = s * L.C_BYTES
-            base = warp_memory + s * warps * L.W_BYTES
-            for field, value in (
-                (L.C_SHARED, shared + s * stride),
-                (L.C_SHARED_SIZE, shared_bytes),
-                (L.C_UNIT, u.address),
-                (L.C_WARPS, base),
-                (L.C_NWARPS, warps),
-                (L.C_MBAR_MAP, maps + s * (-(-shared_bytes // 64) + 64)),
-                (L.C_LAUNCH, launch.address),
-                (L.C_DONE, 1),
-                (L.C_NTHREADS, threads),
-                (L.C_SMID, sms[s]),
-                (L.C_TMEM, group.memory_of(sms[s])),
-            ):
-                self.ctas[c + field] = value
-            for n in range(warps):
-                k = s * warps + n
-                self._warp(base + n * L.W_BYTES, frames + k * frame, frame, kernel)
-                self._put(base + n * L.W_BYTES + L.W_LOCAL, local + k * L.LANES * max(low.local_bytes, 16))
-                self._put(base + n * L.W_BYTES + L.W_LOCAL_SIZE, low.local_bytes)
+        place = np.arange(slots, dtype=np.int64)
+        map_bytes = -(-shared_bytes // 64) + 64
+        memories = {sm: group.memory_of(sm) for sm in dict.fromkeys(sms)}
+        self._fill(
+            self.ctas.view,
+            L.C_BYTES,
+            slots,
+            {
+                L.C_SHARED: shared + place * stride,
+                L.C_SHARED_SIZE: shared_bytes,
+                L.C_UNIT: u.address,
+                L.C_WARPS: warp_memory + place * warps * L.W_BYTES,
+                L.C_NWARPS: warps,
+                L.C_MBAR_MAP: maps + place * map_bytes,
+                L.C_LAUNCH: launch.address,
+                L.C_DONE: 1,
+                L.C_NTHREADS: threads,
+                L.C_SMID: np.array(sms),
+                L.C_TMEM: np.array([memories[sm] for sm in sms]),
+            },
+        )
+        place = np.arange(slots * warps, dtype=np.int64)
+        start = warp_memory - self.warp_view.ctypes.data
+        self._fill(
+            self.warp_view[start : start + L.W_BYTES * slots * warps].view(np.int64),
+            L.W_BYTES,
+            slots * warps,
+            {
+                L.W_FRAME: frames + place * frame,
+                L.W_FRAME_BYTES: frame,
+                L.W_KERNEL: kernel,
+                L.W_LIVE: 0,
+                L.W_LOCAL: local + place * L.LANES * max(low.local_bytes, 16),
+                L.W_LOCAL_SIZE: low.local_bytes,
+            },
+        )
+
+    @staticmethod
+    def _fill(words: np.ndarray, size: int, count: int, fields: dict[int, Any]) -> None:
+        """Fields of `count` records of `size` bytes: a value for all, or one each."""
+        table = words[: count * (size // 8)].reshape(count, size // 8)
+        for field, value in fields.items():
+            table[:, field // 8] = value
 
     def _take(self, size: int) -> int:
         raw, address = _aligned(size)
         self._keep.append(raw)
         return address
-
-    def _put(self, address: int, value: int) -> None:
-        raw = self.warp_view
-        at = address - raw.ctypes.data
-        raw[at : at + 8].view(np.int64)[0] = value
-
-    def _warp(self, w: int, frame: int, size: int, kernel: int) -> None:
-        self._put(w + L.W_FRAME, frame)
-        self._put(w + L.W_FRAME_BYTES, size)
-        self._put(w + L.W_KERNEL, kernel)
-        self._put(w + L.W_LIVE, 0)
 
     def _ops(self, count: int) -> None:
         pool = self._take(count * L.A_BYTES)
