@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -51,6 +52,9 @@ def _build(text: str, kernel: str, checked: bool) -> tuple:
         names = ", ".join(sorted(module.kernels)) or "none"
         raise UsageError(f"kernel {kernel!r} is not in the PTX module (it has: {names})")
     low = lower(module, kernel, checked)
+    called = set(re.findall(r"@(tl_\w+)\(", low.ir))
+    if missing := called.difference(runtime().symbols):  # would be a call to address 0
+        raise AssertionError(f"the runtime has no {', '.join(sorted(missing))}: is its module in native.MODULES?")
     try:
         obj = _optimised_object(low.ir)
     except RuntimeError as e:  # IR that LLVM does not take: some instruction has operands of a wrong kind
