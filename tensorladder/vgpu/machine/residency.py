@@ -157,10 +157,10 @@ def fill_batch(u, size):
 
 @helper
 def start_delay(launch):
-    """Random policy: of 32 clusters that could start, how many start in a later round. By the seed: none to most."""
+    """Random policy: of 256 clusters that could start, how many start in a later round. By the seed: none to most."""
     x = ld64(launch + L.L_SEED) * 2654435761 + 40503
     kind = (x >> 16) & 3
-    return 0 if kind == 0 else 8 if kind == 1 else 24 if kind == 2 else 31
+    return 0 if kind == 0 else 64 if kind == 1 else 224 if kind == 2 else 254
 
 
 @helper
@@ -188,7 +188,7 @@ def fill_slots(u):
     for first in range(0, slots, size):
         busy = busy_ctas(u, first, size)
         if busy == 0 and left > 0 and ld64(group + L.G_ROOM) >= cost:
-            if not random or rng(u + L.U_RNG) & 31 >= delay:
+            if not random or rng(u + L.U_RNG) & 255 >= delay:
                 st64(group + L.G_ROOM, ld64(group + L.G_ROOM) - cost)
                 start_cluster(u, first, fetch_add(launch + L.L_NEXT_CTA, 1), size)
                 left -= 1
@@ -238,7 +238,7 @@ def may_follow(g):
         return False
     if ld64(launch + L.L_TRIGGERED) < grid_ctas(launch):
         return False
-    return policy != L.POLICY_RANDOM or rng(u + L.U_RNG) & 31 >= start_delay(launch)
+    return policy != L.POLICY_RANDOM or rng(u + L.U_RNG) & 255 >= start_delay(launch)
 
 
 @helper
