@@ -12,7 +12,6 @@ from tensorladder.cli.options import Json
 from tensorladder.measure import pack as packs
 from tensorladder.measure import suites
 from tensorladder.measure.request import parse_shape
-from tensorladder.silicon import pack as silicon
 
 
 def pack(
@@ -37,22 +36,24 @@ def pack(
     wanted = packs.wanted(rungs or (), arch, suites.find(suite), shapes, dtype or ())
     # What a suite asks for and a rung does not take is left out; what a person asks for by name must be there.
     refused: list[str] | None = None if shapes else []
-    entries, code = [], {}
     with output.progress(f"compiling {len(wanted)} kernels for {arch}"):
-        for entry, images in packs.make_all(wanted, arch, refused):
-            entries.append(entry)
-            code.update(images)
+        made = list(packs.make_all(wanted, arch, refused))
     for line in refused or ():
         output.complain(f"left out: {line}")
-    size = silicon.write(folder, arch, entries, code, packs.made_with())
-    names = list(dict.fromkeys(entry.rung for entry in entries))
+    entries, dynamic, size = packs.write(folder, arch, made)
+    names = list(dict.fromkeys(one.entry.rung for one in made))
     seconds = time.perf_counter() - start
     if as_json:
         output.emit(
-            {"file": folder, "rungs": names, "arch": arch, "entries": len(entries), "bytes": size, "seconds": seconds}
-        )
+            {
+                "file": folder, "rungs": names, "arch": arch, "entries": entries, "dynamic": dynamic, "bytes": size,
+                "seconds": seconds,
+            }
+        )  # fmt: skip
     else:
+        any_extents = f", {dynamic} of them also for any extents" if dynamic else ""
         output.write(
-            f"{folder}: {len(entries)} kernels of {len(names)} rungs for {arch}, {size / 1e6:.1f} MB, {seconds:.1f} s"
+            f"{folder}: {entries} kernels of {len(names)} rungs for {arch}{any_extents}, {size / 1e6:.1f} MB, "
+            f"{seconds:.1f} s"
         )
     return 0

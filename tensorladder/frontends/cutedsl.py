@@ -101,9 +101,9 @@ def _program(compiled: inner.Compiled, arch: str, name: str, seconds: float) -> 
 class PackedEntry:
     """Native entry of an ordinary compiled function: `_mlir__mlir_ciface_NAME`, which takes argument addresses."""
 
-    def __init__(self, name: str, image: bytes, module: Module):
+    def __init__(self, name: str, image: bytes, module: Module, llvm: bool = True):
         self._label = inner.short_name(name)
-        self._code = HostCode(image, module, self._label)
+        self._code = HostCode(image, module, self._label, llvm=llvm)
         self._entry = self._code.function(f"_mlir__mlir_ciface_{name}")
         if self._code.address("_mlir_cuda_init"):  # absent where the function launches nothing
             self._code.call(None, self._load)
@@ -167,6 +167,19 @@ class _PackedHost:
         values = inner.bind_arguments(self._compiled, args, kwargs, CUstream(0))
         addresses, _alive = inner.argument_addresses(self._compiled, values)
         self._entry(stream, addresses)
+
+
+def host_part(program: Program) -> inner.Compiled | None:
+    """The compiled host part, where it takes arrays alone and learns some of their extents at a call; else None."""
+    host = program.host
+    if not isinstance(host, _PackedHost) or len(program.modules) != 1:
+        return None
+    compiled = host._compiled
+    found = [compiled.specs.get(name) for name in compiled.names]
+    if not all(isinstance(spec, inner.TensorSpec) for spec in found):
+        return None
+    symbolic = any(isinstance(dim, inner.Extent) for spec in found for dim in spec.shape)  # type: ignore[union-attr]
+    return compiled if symbolic else None
 
 
 class _FfiHost:

@@ -10,6 +10,7 @@ is answered by guess. Structures follow the CUDA 13 runtime API (driver_types.h)
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import threading
@@ -24,6 +25,7 @@ from ..core.elf import undefined_symbols
 from ..core.errors import MissingExtra, TensorladderError, Unsupported, UsageError
 from ..core.program import Launch, Module, Stream
 from ..core.tensormap import encode, from_driver_call
+from .objectcode import ObjectCode
 from .ptxparams import entry
 
 _LOCK = threading.RLock()
@@ -333,16 +335,39 @@ def _provide(binding: Any, symbol: str, libraries: tuple[Any, ...]) -> None:
     _registered[symbol] = callback
 
 
+def _address_of(symbol: str, libraries: tuple[Any, ...]) -> int | None:
+    """Address of what stands for an undefined symbol, with no LLVM; None where there is nothing of that name."""
+    if symbol not in CUDA:
+        for library in (*libraries, _PROCESS):
+            with contextlib.suppress(AttributeError):
+                return ctypes.cast(getattr(library, symbol), _P).value
+        return None
+    if symbol not in _callbacks:
+        result, types, body = CUDA[symbol]
+        _callbacks[symbol] = ctypes.CFUNCTYPE(result, *types)(_guard(symbol, result, body))
+    return ctypes.cast(_callbacks[symbol], _P).value
+
+
+_callbacks: dict[str, Any] = {}
+"""Symbol -> ctypes callback given to loaded objects, which may outlive any of us."""
+
+
 class HostCode:
     """One loaded host object and the device module that belongs to it.
 
     image: a relocatable ELF object for this machine. module: what its kernels are. libraries: ctypes libraries in
-    which to look for further symbols. A call is `call(stream, function)`, with `function` entering native code.
+    which to look for further symbols. llvm: load it by MCJIT; False: by `ObjectCode`, where there is no LLVM. A call is
+    `call(stream, function)`, with `function` entering native code.
     """
 
-    def __init__(self, image: bytes, module: Module, name: str, libraries: tuple[Any, ...] = ()):
+    def __init__(
+        self, image: bytes, module: Module, name: str, libraries: tuple[Any, ...] = (), llvm: bool = True
+    ):
         self.module = module
         self.name = name
+        if not llvm:
+            self._engine: Any = ObjectCode(image, lambda symbol: _address_of(symbol, libraries), name)
+            return
         with _LOCK:
             binding = _binding()
             for symbol in sorted(undefined_symbols(image)):
@@ -354,6 +379,8 @@ class HostCode:
 
     def address(self, symbol: str) -> int:
         """Address of a function in the object; 0 where it has none."""
+        if isinstance(self._engine, ObjectCode):
+            return self._engine.address(symbol)
         return self._engine.get_function_address(symbol)
 
     def function(self, symbol: str) -> Callable[..., int]:

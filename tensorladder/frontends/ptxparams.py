@@ -17,6 +17,8 @@ _PARAM = re.compile(
     r"\.param\s+(?:\.align\s+(?P<align>\d+)\s+)?\.(?P<type>[a-z]\w*)\s+(?P<attrs>(?:\.\w+\s+(?:\d+\s+)?)*)"
     r"[\w$%]+\s*(?:\[(?P<count>\d*)\])?"
 )
+_NAME = re.compile(r"([\w$%]+)\s*(?:\[\d*\])?\s*(?:,|$)")
+_LOAD = r"ld\.param(?:\.v([248]))?\.[busf](\d+)\s+[^;\[]*\["
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 _CLUSTER = re.compile(r"\.reqnctapercluster\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?")
 
@@ -58,6 +60,31 @@ def _entry(params: str, directives: str) -> Entry:
     cluster = _CLUSTER.search(directives)
     shape = (int(cluster[1]), int(cluster[2] or 1), int(cluster[3] or 1)) if cluster else None
     return Entry(tuple(found), at, shape)
+
+
+def heads(ptx: str) -> str:
+    """The text cut down to what `entries` reads: the `.entry` heads alone, as declarations."""
+    return "\n".join(m[0][:-1].rstrip() + ";" for m in _ENTRY.finditer(_COMMENT.sub("", ptx)))
+
+
+def unread(ptx: str, kernel: str) -> tuple[tuple[int, int], ...]:
+    """(first byte, bytes) of each part of a kernel's parameter block that no instruction of it can read.
+
+    Host code leaves padding as it lay on its stack. A parameter whose address is taken counts as read whole.
+    """
+    head = entry(ptx, kernel)
+    text = _COMMENT.sub("", ptx)
+    starts = list(_ENTRY.finditer(text))
+    at = next(i for i, m in enumerate(starts) if m[1] == kernel)
+    body = text[starts[at].end() : starts[at + 1].start() if at + 1 < len(starts) else None]
+    names = [m[1] for m in _NAME.finditer(starts[at][2] or "")]
+    read = bytearray(head.size)
+    for param, name in zip(head.params, names):
+        for use in re.finditer(rf"(?:{_LOAD}\s*)?(?<![\w$%]){re.escape(name)}(?![\w$])(?:\s*\+\s*(\d+))?", body):
+            first, size = (int(use[3] or 0), int(use[1] or 1) * int(use[2]) // 8) if use[2] else (0, param.size)
+            for byte in range(param.offset + first, min(param.offset + first + size, head.size)):
+                read[byte] = 1
+    return tuple((m.start(), len(m[0])) for m in re.finditer(rb"\0+", bytes(read)))
 
 
 def entry(ptx: str, kernel: str) -> Entry:

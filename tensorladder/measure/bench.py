@@ -93,12 +93,9 @@ def compiled_here(
     archs = dict.fromkeys(arch for info in rungs.catalog() for arch in info.archs)
     # The architecture with the most features that the GPU runs: those that end in a letter.
     arch = arch_for(sorted(archs, key=lambda name: (not name.endswith("a"), name)))
-    code: dict[str, bytes] = {}
-    entries = []
-    for entry, images in packs.make_all(packs.wanted(specs, arch, suite, (), dtypes), arch, refused):
-        entries.append(entry)
-        code.update(images)
-    return _jobs(entries, lambda entry: Kernel(entry, code.__getitem__))
+    made = list(packs.make_all(packs.wanted(specs, arch, suite, (), dtypes), arch, refused))
+    code = {digest: image for one in made for digest, image in one.code.items()}
+    return _jobs([one.entry for one in made], lambda entry: Kernel(entry, code.__getitem__))
 
 
 def _jobs(entries: Sequence[Entry], load: Callable[[Entry], Kernel]) -> list[Job]:

@@ -1,7 +1,6 @@
 """Make packs (`silicon.pack`): compile rungs with no GPU, ask their host code what it would launch, write that down.
 
-Host code is asked twice, with the arrays at different addresses: what differs between the two parameter blocks is
-where addresses stand. A difference that is no array's address plus a constant is refused; so nothing is guessed.
+A rung whose extents are symbols to its compiler is packed once more with its host code, for extents that nobody named.
 """
 
 from __future__ import annotations
@@ -12,28 +11,25 @@ import hashlib
 import importlib.metadata
 import platform
 import re
-import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tensorladder.core import arch as archs
-from tensorladder.core import tensormap
-from tensorladder.core.dlpack import View
-from tensorladder.core.errors import TensorladderError, Unsupported, UsageError
-from tensorladder.core.program import Launch, Program
+from tensorladder.core.errors import TensorladderError, UsageError
+from tensorladder.core.program import Launch
+from tensorladder.frontends import ptxparams
+from tensorladder.frontends.cutedsl import host_part
+from tensorladder.measure.dynamic import arguments
 from tensorladder.measure.suites import Suite, dtype_for, rungs_of, takes
 from tensorladder.problems import DTYPES
 from tensorladder.rungs import rung as rungs
 from tensorladder.rungs.rung import RungInfo
-from tensorladder.silicon import pack
-from tensorladder.silicon.pack import Array, Entry, Pack, Template
+from tensorladder.silicon import pack, relocate
+from tensorladder.silicon.pack import Array, Dynamic, Entry, Pack
 
 MADE_WITH = ("nvidia-cutlass-dsl", "apache-tvm", "llvmlite")
-# Two places for arrays, 64 GiB apart so that no offset leads from one to another, below 2^47 as real addresses are.
-_PLACES = (0x1000_0000_0000, 0x2A55_0000_0000)
-_APART = 1 << 36
 
 
 @dataclass(frozen=True)
@@ -130,24 +126,55 @@ def source_digest(info: RungInfo) -> str:
     return seen.hexdigest()[:16]
 
 
-def make(one: Wanted, arch: str) -> tuple[Entry, dict[str, bytes]]:
-    """Compile an entry and its machine code by digest. UsageError where the rung does not take what is wanted."""
+class Made(NamedTuple):
+    """What compiling one entry gave: it, its machine code by digest, and where its extents were symbols, its host part
+    for others, with the objects by digest."""
+
+    entry: Entry
+    code: dict[str, bytes]
+    dynamic: Dynamic | None
+    host: dict[str, bytes]
+
+
+def make(one: Wanted, arch: str) -> Made:
+    """Compile an entry. UsageError where the rung does not take what is wanted."""
     program = rungs.load(one.info).compile(arch, one.shape, one.dtype, one.config)
     arrays = tuple(_array(operand) for operand in one.info.problem.operands(one.shape, one.dtype))
-    first, second = (program.launches(*_placed(arrays, base)) for base in _PLACES)
-    if len(first) != len(second):
-        raise Unsupported(f"{one.label}: its host code launches depend on the arrays' addresses: it cannot be packed")
     code: dict[str, bytes] = {}
-    launches = tuple(_template(one.label, program, a, b, len(arrays), code) for a, b in zip(first, second))
-    entry = Entry(
-        one.info.name, arch, one.shape, one.dtype, knobs(one.config), source_digest(one.info), arrays, launches
-    )
-    return entry, code
+    digests = {}
+    for module in program.modules:
+        if not module.cubin:
+            raise UsageError(f"{one.label}: its front end makes no machine code, which a pack consists of")
+        digests[id(module)] = pack.digest(module.cubin)
+        code[digests[id(module)]] = module.cubin
+
+    def about(launch: Launch) -> Any:
+        ptx, kernel = launch.module.ptx, launch.kernel
+        return ptxparams.entry(ptx, kernel).params, ptxparams.unread(ptx, kernel)
+
+    launches = relocate.templates(one.label, lambda views: program.launches(*views), arrays, about, digests)
+    facts = (one.dtype, knobs(one.config), source_digest(one.info))
+    entry = Entry(one.info.name, arch, one.shape, *facts, arrays, launches)
+    part = host_part(program)
+    if part is None:
+        return Made(entry, code, None, {})
+    image = pack.digest(part.image)
+    names, outputs = (a.name for a in arrays), (a.name for a in arrays if a.output)
+    module = program.modules[0]
+    dynamic = Dynamic(
+        one.info.name, arch, *facts, tuple(names), tuple(outputs), part.name, platform.machine(), digests[id(module)],
+        image, ptxparams.heads(module.ptx), _unread(module.ptx), tuple(arguments([part.specs[n] for n in part.names])),
+    )  # fmt: skip
+    return Made(entry, code, dynamic, {image: part.image})
+
+
+def _unread(ptx: str) -> dict[str, list[list[int]]]:
+    return {kernel: [list(part) for part in ptxparams.unread(ptx, kernel)] for kernel in ptxparams.entries(ptx)}
 
 
 def make_all(
     asked: Iterable[Wanted], arch: str, refused: list[str] | None = None
-) -> Iterator[tuple[Entry, dict[str, bytes]]]:
+) -> Iterator[Made]:
     """`make` for each. refused: where refusals of single ones go as one line each, instead of ending everything."""
     for one in asked:
         try:
@@ -156,6 +183,20 @@ def make_all(
             if refused is None:
                 raise
             refused.append(f"{one.label}: {error}")
+
+
+def write(folder: str | Path, arch: str, made: Sequence[Made]) -> tuple[int, int, int]:
+    """Write a pack of these: how many entries, how many dynamic ones, bytes."""
+    code: dict[str, bytes] = {}
+    host: dict[str, bytes] = {}
+    dynamic: dict[Any, Dynamic] = {}
+    for one in made:
+        code |= one.code
+        host |= one.host
+        if one.dynamic is not None:  # the same one for every shape that it was made for
+            dynamic[one.dynamic.code] = one.dynamic
+    size = pack.write(folder, arch, [one.entry for one in made], code, made_with(), list(dynamic.values()), host)
+    return len(made), len(dynamic), size
 
 
 def made_with() -> dict[str, Any]:
@@ -172,9 +213,10 @@ def made_with() -> dict[str, Any]:
 def open_current(folder: str | Path) -> Pack:
     """Open a pack and check that its entries were compiled from the rungs as they are here (UsageError)."""
     opened = Pack.open(folder)
-    for entry in opened.entries:
-        if entry.source != source_digest(rungs.find(entry.rung)):
-            raise UsageError(f"pack {folder} is stale: {entry.rung} has changed since it was packed: pack it again")
+    compiled = {(one.rung, one.source) for one in opened.entries} | {(one.rung, one.source) for one in opened.dynamic}
+    for rung, source in sorted(compiled):
+        if source != source_digest(rungs.find(rung)):
+            raise UsageError(f"pack {folder} is stale: {rung} has changed since it was packed: pack it again")
     return opened
 
 
@@ -186,61 +228,3 @@ def _array(operand: Any) -> Array:
         following = axis - 1 if operand.order != "F" else axis + 1
         steps[following] = steps[axis] * shape[axis]
     return Array(operand.name, shape, tuple(steps), DTYPES[operand.dtype].numpy.name, operand.output)
-
-
-def _placed(arrays: Sequence[Array], base: int) -> list[View]:
-    """Stand-ins at made-up addresses: host code computes with addresses and never follows them."""
-    return [View(base + i * _APART, a.shape, a.strides, a.dtype) for i, a in enumerate(arrays)]
-
-
-def _template(
-    label: str, program: Program, first: Launch, second: Launch, arrays: int, code: dict[str, bytes]
-) -> Template:
-    from tensorladder.frontends.ptxparams import entry
-
-    fixed = ("kernel", "grid", "block", "smem", "cluster", "attributes")
-    if any(getattr(first, name) != getattr(second, name) for name in fixed):
-        raise Unsupported(f"{label}: how {first.kernel} is launched depends on the arrays' addresses")
-    image = first.module.cubin
-    if not image:
-        raise UsageError(f"{label}: its front end makes no machine code, which a pack consists of")
-    name = pack.digest(image)
-    code[name] = image
-    head = entry(first.module.ptx, first.kernel)
-    params, other = bytearray(first.params), bytearray(second.params)
-    for param in head.params:
-        _finish_map(params, param)
-        _finish_map(other, param)
-    addresses = []
-    # Addresses are 8-byte numbers at their natural alignment, in tensor maps too.
-    for at in range(0, len(params) - 7, 8):
-        here, there = (struct.unpack_from("<Q", block, at)[0] for block in (params, other))
-        if here == there:
-            continue
-        number, offset = divmod(here - _PLACES[0], _APART)
-        if not 0 <= number < arrays or there - _PLACES[1] != here - _PLACES[0]:
-            raise Unsupported(f"{label}: byte {at} of {first.kernel}'s parameters depends on an address in another way")
-        addresses.append((at, number, offset))
-        struct.pack_into("<Q", params, at, 0)
-        struct.pack_into("<Q", other, at, 0)
-    if params != other:
-        raise Unsupported(f"{label}: the last bytes of {first.kernel}'s parameters depend on an address")
-    offsets = tuple(param.offset for param in head.params)
-    return Template(
-        first.kernel, name, first.grid, first.block, bytes(params), offsets, tuple(addresses),
-        first.smem, first.cluster, dict(first.attributes),
-    )  # fmt: skip
-
-
-def _finish_map(params: bytearray, param: Any) -> None:
-    """Words 8 and up of a tensor map as the driver writes them: compilers leave there what lay on their stack."""
-    if param.size != tensormap.BYTES or param.align < 64:
-        return
-    block = bytes(params[param.offset : param.offset + param.size])
-    try:
-        tail = tensormap.encode(tensormap.decode(block))[64:]
-    except Unsupported:
-        tail = bytes(64)  # packed types: the machine reads words 0 to 7 alone
-    except UsageError:
-        return  # another parameter of that size
-    params[param.offset + 64 : param.offset + param.size] = tail

@@ -31,7 +31,8 @@ from tensorladder.silicon import driver
 
 FORMAT = 1
 MANIFEST = "manifest.json"
-CODE = "code"
+CODE, HOST = "code", "host"
+SUFFIX = {CODE: ".cubin", HOST: ".o"}
 ALIGN = 16
 """Bytes that every array's address is a multiple of: what TMA and the widest load take."""
 
@@ -99,6 +100,36 @@ class Entry:
         }
 
 
+@dataclass(frozen=True)
+class Dynamic:
+    """A rung with its host code, for extents that are named at a call (`measure.dynamic`).
+
+    names, outputs: of the arrays. function: the host code's entry point. machine: whose native code that is. code,
+    host: digests of the machine code and of the object. heads: the kernels' declarations as PTX has them. unread: for
+    each kernel, which parts of its parameters it does not read. arguments: what the host code demands of each array.
+    """
+
+    rung: str
+    arch: str
+    dtype: str
+    config: Mapping[str, Any]
+    source: str
+    names: tuple[str, ...]
+    outputs: tuple[str, ...]
+    function: str
+    machine: str
+    code: str
+    host: str
+    heads: str
+    unread: Mapping[str, Any]
+    arguments: tuple[Mapping[str, Any], ...]
+
+
+def _dynamic(record: Mapping[str, Any]) -> Dynamic:
+    lists = {key: tuple(record[key]) for key in ("names", "outputs", "arguments")}
+    return Dynamic(**{**record, **lists})
+
+
 def _entry(record: Mapping[str, Any]) -> Entry:
     """The entry that `Entry.record` wrote; KeyError, TypeError or ValueError for anything else."""
     facts = {key: value for key, value in record.items() if key not in ("arrays", "launches", "config")}
@@ -123,10 +154,18 @@ class Pack:
     facts: what the manifest says of how it was made (versions by package, and the like).
     """
 
-    def __init__(self, folder: Path, arch: str, entries: tuple[Entry, ...], facts: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        arch: str,
+        entries: tuple[Entry, ...],
+        dynamic: tuple[Dynamic, ...],
+        facts: Mapping[str, Any],
+    ) -> None:
         self.folder = folder
         self.arch = arch
         self.entries = entries
+        self.dynamic = dynamic
         self.facts = facts
 
     @classmethod
@@ -140,12 +179,16 @@ class Pack:
                     f"pack {folder} is stale: made by tensorladder {manifest['tensorladder']} (format "
                     f"{manifest['format']}), this is {__version__} (format {FORMAT}): pack it again"
                 )
-            for digest, size in manifest["code"].items():
-                _check_code(folder, digest, size)
+            for kind in (CODE, HOST):
+                for digest, size in manifest[kind].items():
+                    _check_file(folder, kind, digest, size)
             entries = tuple(_entry(record) for record in manifest["entries"])
             for one in (one for entry in entries for one in entry.launches):
                 _check_template(one, manifest["code"])
-            return cls(folder, manifest["arch"], entries, manifest["made"])
+            dynamic = tuple(_dynamic(record) for record in manifest["dynamic"])
+            if any(one.code not in manifest[CODE] or one.host not in manifest[HOST] for one in dynamic):
+                raise ValueError("files of a dynamic entry")
+            return cls(folder, manifest["arch"], entries, dynamic, manifest["made"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UsageError(f"pack {folder}: {MANIFEST} is damaged ({error!r}): pack it again") from error
 
@@ -161,11 +204,16 @@ class Pack:
     def kernel(self, entry: Entry) -> Kernel:
         """The entry, ready to be launched on this machine's GPU."""
         self.check_gpu()
-        return Kernel(entry, self._read)
+        return Kernel(entry, self.code)
 
     @functools.lru_cache(maxsize=256)  # noqa: B019 (a pack lives as long as its kernels)
-    def _read(self, digest: str) -> bytes:
-        return _code_path(self.folder, digest).read_bytes()
+    def code(self, digest: str) -> bytes:
+        """A piece of machine code."""
+        return _path(self.folder, CODE, digest).read_bytes()
+
+    def host(self, digest: str) -> bytes:
+        """A host object."""
+        return _path(self.folder, HOST, digest).read_bytes()
 
 
 def write(
@@ -174,28 +222,49 @@ def write(
     entries: Sequence[Entry],
     code: Mapping[str, bytes],
     made: Mapping[str, Any],
+    dynamic: Sequence[Dynamic] = (),
+    host: Mapping[str, bytes] | None = None,
 ) -> int:
-    """Write a pack; the manifest last, so that a pack that was cut short has none. Its size in bytes."""
-    folder = Path(folder)
-    (folder / CODE).mkdir(parents=True, exist_ok=True)
-    (folder / MANIFEST).unlink(missing_ok=True)
-    for old in (folder / CODE).glob("*.cubin"):
-        if old.stem not in code:
-            old.unlink()
-    for digest, image in code.items():
-        _code_path(folder, digest).write_bytes(image)
+    """Write a pack; the manifest last, so that a pack that was cut short has none. Its size in bytes.
+
+    code, host: machine code and host objects by digest. UsageError where the folder cannot be written.
+    """
+    folder, files = Path(folder), {CODE: code, HOST: host or {}}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / MANIFEST).unlink(missing_ok=True)
+        for kind, images in files.items():
+            (folder / kind).mkdir(exist_ok=True)
+            for old in (folder / kind).glob(f"*{SUFFIX[kind]}"):
+                if old.stem not in images:
+                    old.unlink()
+            for digest, image in images.items():
+                _path(folder, kind, digest).write_bytes(image)
+        text = _manifest_text(arch, entries, dynamic, files, made)
+        (folder / MANIFEST).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"pack {folder} cannot be written: {error.strerror or error}") from error
+    return len(text) + sum(len(image) for images in files.values() for image in images.values())
+
+
+def _manifest_text(
+    arch: str,
+    entries: Sequence[Entry],
+    dynamic: Sequence[Dynamic],
+    files: Mapping[str, Mapping[str, bytes]],
+    made: Mapping[str, Any],
+) -> str:
     manifest = {
         "format": FORMAT,
         "tensorladder": __version__,
         "arch": arch,
         "made": dict(made),
-        "code": {digest: len(image) for digest, image in sorted(code.items())},
+        **{kind: {digest: len(images[digest]) for digest in sorted(images)} for kind, images in files.items()},
         "entries": [entry.record() for entry in entries],
+        "dynamic": [vars(one) for one in dynamic],
     }
     manifest["digest"] = _digest_of(manifest)
-    text = json.dumps(manifest, indent=1)
-    (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
-    return len(text) + sum(map(len, code.values()))
+    return json.dumps(manifest, indent=1) + "\n"
 
 
 def digest(image: bytes) -> str:
@@ -208,8 +277,8 @@ def _digest_of(manifest: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def _code_path(folder: Path, digest: str) -> Path:
-    return folder / CODE / f"{digest}.cubin"
+def _path(folder: Path, kind: str, digest: str) -> Path:
+    return folder / kind / f"{digest}{SUFFIX[kind]}"
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
@@ -228,15 +297,15 @@ def _manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def _check_code(folder: Path, name: str, size: int) -> None:
-    path = _code_path(folder, name)
+def _check_file(folder: Path, kind: str, name: str, size: int) -> None:
+    path = _path(folder, kind, name)
     try:
         image = path.read_bytes()
     except OSError as error:
-        raise UsageError(f"pack {folder}: {CODE}/{path.name}: {error.strerror}: pack it again") from error
+        raise UsageError(f"pack {folder}: {kind}/{path.name}: {error.strerror}: pack it again") from error
     if len(image) != size or digest(image) != name:
         what = f"has {len(image)} bytes of {size}" if len(image) != size else "is damaged"
-        raise UsageError(f"pack {folder}: {CODE}/{path.name} {what}: pack it again")
+        raise UsageError(f"pack {folder}: {kind}/{path.name} {what}: pack it again")
 
 
 def _check_template(one: Template, code: Mapping[str, int]) -> None:
@@ -251,6 +320,7 @@ class Kernel:
 
     def __init__(self, entry: Entry, read: Callable[[str], bytes]) -> None:
         self.entry = entry
+        self._types: list[Any] = [None] * len(entry.arrays)
         driver.use_context()
         self._launches = []
         for one in entry.launches:
@@ -282,7 +352,17 @@ class Kernel:
         if len(arrays) != len(wanted):
             names = ", ".join(array.name for array in wanted)
             raise UsageError(f"{self.entry.label}: {len(arrays)} arrays given, it takes {names}")
-        return [_address(self.entry, one, array) for one, array in zip(wanted, arrays)]
+        found = []
+        for number, (want, tensor) in enumerate(zip(wanted, arrays)):
+            # What passes here would pass below too; comparing is cheaper than explaining.
+            known = self._types[number]
+            same = tensor.shape == want.shape and tensor.stride() == want.strides and tensor.dtype is known
+            address = tensor.data_ptr()
+            if not same or address % ALIGN or not tensor.is_cuda:
+                address = _address(self.entry, want, tensor)
+                self._types[number] = tensor.dtype
+            found.append(address)
+        return found
 
 
 def _address(entry: Entry, want: Array, tensor: Any) -> int:

@@ -10,12 +10,16 @@ import subprocess
 import sys
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tensorladder.core import tensormap
 from tensorladder.core.errors import UsageError
 from tensorladder.core.program import Launch
+from tensorladder.frontends import objectcode
 from tensorladder.measure import pack as packs
 from tensorladder.measure import suites
+from tensorladder.measure.dynamic import DynamicKernel
 from tensorladder.rungs.rung import find, load
 from tensorladder.silicon import driver, pack
 
@@ -35,7 +39,7 @@ ASKED = [
 
 def make(name, arch, shape, dtype):
     info = find(name)
-    return packs.make(packs.Wanted(info, load(info).RUNG.config(), shape, dtype), arch)
+    return packs.make(packs.Wanted(info, load(info).RUNG.config(), shape, dtype), arch)[:2]
 
 
 @pytest.fixture(scope="module")
@@ -176,6 +180,7 @@ class Tensor:
     def __init__(self, shape, dtype="float16", device="cuda", address=0x7F00_0000_0000, stride=None):
         self.shape, self.dtype, self.address = shape, f"torch.{dtype}", address
         self.device = type("D", (), {"type": device})
+        self.is_cuda = device == "cuda"
         self._stride = stride or (shape[1], 1)
 
     def stride(self):
@@ -233,6 +238,75 @@ def test_arrays_that_were_not_packed_for_are_refused(kernel, changed, words):
     assert not kernel[1].launched
 
 
+# --------------------------------------------------------------------------------------------- extents named at a call
+
+
+@pytest.fixture(scope="module")
+def dynamic(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("dynamic") / "p"
+    info = find("a1-naive-batched")
+    asked = packs.Wanted(info, load(info).RUNG.config(), (2, 64, 64, 32), "fp16")
+    assert packs.write(folder, "sm_90a", [packs.make(asked, "sm_90a")])[:2] == (1, 1)
+    return folder
+
+
+def extents(l, m, n, k):
+    shapes = ((l, m, k), (l, n, k), (l, m, n))
+    return shapes, tuple((a * b, b, 1) for _, a, b in shapes)
+
+
+@given(st.tuples(*(st.integers(1, top) for top in (5, 300, 300, 200))))
+@settings(max_examples=20, deadline=None)
+def test_host_code_in_a_pack_launches_as_the_compilers_own(dynamic, shape):
+    opened = packs.open_current(dynamic)
+    made = DynamicKernel(opened, opened.dynamic[0]).instantiate(*extents(*shape))
+    own = make("a1-naive-batched", "sm_90a", shape, "fp16")[0]
+    assert made.launches == own.launches and made.arrays == own.arrays and made.source == own.source
+
+
+@pytest.mark.parametrize(
+    ("shapes", "words"),
+    [
+        (((2, 8, 8), (2, 8, 8)), "2 arrays given, it takes A, B, C"),
+        (((2, 8, 8), (3, 8, 8), (2, 8, 8)), "B: shape"),
+        (((2, 8, 8), (2, 8, 9), (2, 8, 8)), "B: shape"),
+        (((2, 8), (2, 8, 8), (2, 8, 8)), "A: 2 dimensions"),
+    ],
+)
+def test_extents_that_do_not_fit_are_refused(dynamic, shapes, words):
+    opened = packs.open_current(dynamic)
+    kernel = DynamicKernel(opened, opened.dynamic[0])
+    strides = tuple((s[1] * s[-1], s[-1], 1)[-len(s) :] for s in shapes)
+    with pytest.raises(UsageError, match=words):
+        kernel.instantiate(shapes, strides)
+
+
+def test_calls_with_known_extents_do_not_ask_the_host_code_again(dynamic, monkeypatch):
+    fake = FakeDriver([])
+    monkeypatch.setattr(driver, "library", lambda: fake)
+    monkeypatch.setattr(driver, "use_context", lambda: None)
+    monkeypatch.setattr(driver, "capability", lambda device=0: (9, 0))
+    monkeypatch.setattr(driver, "load", lambda image, kernel: ctypes.c_void_p(1))
+    opened = packs.open_current(dynamic)
+    kernel = DynamicKernel(opened, opened.dynamic[0])
+    for shape in ((2, 40, 40, 8), (1, 8, 8, 8), (2, 40, 40, 8)):
+        shapes, strides = extents(*shape)
+        kernel(5, *(Tensor(s, stride=t) for s, t in zip(shapes, strides)))
+    grids = [grid for grid, _, _ in fake.launched]
+    assert grids[0] == grids[2] != grids[1] and len(kernel._kernels) == 2
+
+
+def test_a_missing_host_object_and_another_machine_are_one_line(dynamic, tmp_path, monkeypatch):
+    copy = shutil.copytree(dynamic, tmp_path / "p")
+    cut(next((copy / pack.HOST).iterdir()), 100)
+    with pytest.raises(UsageError, match=r"host/\w+\.o has 100 bytes of"):
+        pack.Pack.open(copy)
+    monkeypatch.setattr(objectcode.platform, "machine", lambda: "riscv64")
+    opened = packs.open_current(dynamic)
+    with pytest.raises(UsageError, match="is native code for x86_64, this is riscv64"):
+        DynamicKernel(opened, opened.dynamic[0]).instantiate(*extents(1, 8, 8, 8))
+
+
 def test_another_gpu_is_one_line(made, monkeypatch):
     monkeypatch.setattr(driver, "capability", lambda device=0: (10, 0))
     opened = pack.Pack.open(made)
@@ -240,15 +314,20 @@ def test_another_gpu_is_one_line(made, monkeypatch):
         opened.kernel(opened.entries[0])
 
 
-def test_opening_needs_neither_the_language_nor_the_engine(made):
+def test_opening_needs_neither_the_language_nor_the_engine(made, dynamic):
     code = (
         "import sys\n"
         "sys.modules.update(dict.fromkeys(('cutlass', 'llvmlite', 'numba', 'torch', 'tvm_ffi', 'ml_dtypes')))\n"
         "from tensorladder.measure.pack import open_current\n"
         f"print(len(open_current({str(made)!r}).entries))\n"
+        "from tensorladder.measure.dynamic import DynamicKernel\n"
+        f"opened = open_current({str(dynamic)!r})\n"
+        "kernel = DynamicKernel(opened, opened.dynamic[0])\n"
+        "shapes = ((1, 8, 8),) * 3\n"
+        "print(kernel.instantiate(shapes, ((64, 8, 1),) * 3).launches[0].grid)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+    assert done.returncode == 0 and done.stdout.splitlines() == ["1", "(1, 1, 1)"], done.stdout + done.stderr
 
 
 # ------------------------------------------------------------------------------------------------ the command line
