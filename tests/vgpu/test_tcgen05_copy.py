@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tensorladder import vgpu
 from tensorladder.core.errors import KernelError
 from tests.vgpu.test_tmem import COLUMNS, LANES, POLICIES, alloc, dealloc, dump, fill, kernel, launch, words
 
@@ -175,9 +176,25 @@ WIDE = "tcgen05.cp.cta_group::1.128x256b"
         (f"{WIDE} [%t5], %a3;", 0, 508, "columns 508 to 515"),
         ("tcgen05.cp.cta_group::1.128x128b [%t5], %a3;", 0, 1 << 16, "multiple of 128"),
         ("tcgen05.shift.cta_group::1.down [%t5];", 0, 16 << 16, "multiple of 32"),
-        ("tcgen05.shift.cta_group::2.down [%t5];", 0, 0, "no peer"),
     ],
 )
 def test_what_is_wrong_is_named(text: str, desc: int, address: int, message: str) -> None:
     with pytest.raises(KernelError, match=message):
         run(text, desc, address, "eager")
+
+
+def test_a_pair_needs_a_peer() -> None:
+    """A kernel has one cta_group, so this one allocates nothing."""
+    text = """.version 8.6
+.target sm_100a
+.address_size 64
+.visible .entry kernel()
+{
+  .reg .b32 %t;
+  mov.u32 %t, 0;
+  tcgen05.shift.cta_group::2.down [%t];
+  ret;
+}
+"""
+    with pytest.raises(KernelError, match="no peer"):
+        vgpu.launch(text, "kernel", 1, 32, [], arch="sm_100a")
