@@ -95,7 +95,11 @@ def compiled_here(
     arch = arch_for(sorted(archs, key=lambda name: (not name.endswith("a"), name)))
     made = list(packs.make_all(packs.wanted(specs, arch, suite, (), dtypes), arch, refused))
     code = {digest: image for one in made for digest, image in one.code.items()}
-    return _jobs([one.entry for one in made], lambda entry: Kernel(entry, code.__getitem__))
+
+    def function(digest: str, kernel: str) -> Any:
+        return driver.load(code[digest], kernel)
+
+    return _jobs([one.entry for one in made], lambda entry: Kernel(entry, function))
 
 
 def _jobs(entries: Sequence[Entry], load: Callable[[Entry], Kernel]) -> list[Job]:
@@ -182,12 +186,13 @@ class Workload:
         generator = torch.Generator("cuda").manual_seed(seed)
         made = {}
         for array in self.arrays:
-            like = {"device": "cuda", "dtype": getattr(torch, array.dtype)}
-            made[array.name] = (
-                torch.empty(array.shape, **like)
-                if array.output
-                else torch.randn(array.shape, generator=generator, **like)
-            )
+            dtype = getattr(torch, array.dtype)
+            if array.output:
+                made[array.name] = torch.empty(array.shape, device="cuda", dtype=dtype)
+                continue
+            # Types of 8 bits cannot be drawn in.
+            drawn = torch.float16 if dtype.itemsize == 1 else dtype
+            made[array.name] = torch.randn(array.shape, generator=generator, device="cuda", dtype=drawn).to(dtype)
         return made
 
     def check(self, run: Callable[[], None]) -> tuple[bool, float]:

@@ -126,6 +126,8 @@ def _works(extras: dict[str, Check], machine: dict[str, bool]) -> Iterator[Check
     yield _verb("list, show", True, "")
     yield _verb("run, climb", climb, "the climb extra")
     yield _verb("run --on gpu", climb and torch and gpu, "a GPU, the climb and torch extras")
+    yield _verb("pack", climb, "the climb extra")
+    yield _verb("bench --pack", torch and gpu, "a GPU and the torch extra")
     yield _verb("exec", climb and torch, "the climb and torch extras")
     yield _verb("show --sass", climb and sass, "the climb extra and nvdisasm (the cuda extra)")
 

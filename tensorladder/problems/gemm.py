@@ -80,7 +80,7 @@ def gemm_problem(
             squares = product(inputs["A"] ** 2, inputs["B"] ** 2, inputs, True)
             # what is cut is cut towards zero: where a sum is large, all of it goes the same way
             towards_zero = shape[-1] / NARROW_K * NARROW_STEP * abs(reference["C"])
-            accumulate = accumulate + CONFIDENCE * narrow * np.sqrt(squares) + towards_zero
+            accumulate = accumulate + CONFIDENCE * narrow * squares**0.5 + towards_zero
         stored = output_of(dtype)
         return {"C": stored.unit * (abs(reference["C"]) + accumulate) + accumulate + stored.tiny}
 

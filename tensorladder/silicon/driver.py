@@ -140,7 +140,8 @@ class Prepared:
     """
 
     def __init__(self, launch: Launch, offsets: Sequence[int], function: c_void_p) -> None:
-        if launch.smem:
+        # Raised only: another launch of the same kernel may have asked for more.
+        if launch.smem > _get(function, "max_dynamic_shared"):
             _set(function, "max_dynamic_shared", launch.smem)
         if launch.cluster[0] * launch.cluster[1] * launch.cluster[2] > PORTABLE_CLUSTER:
             _set(function, "non_portable_cluster", 1)
@@ -161,11 +162,16 @@ class Prepared:
         """The 8 bytes of the parameter block at `offset` as a number to write to."""
         return ctypes.c_uint64.from_buffer(self.block, offset)
 
-    def launch(self, stream: int, words: Sequence[tuple[ctypes.c_uint64, int]] = ()) -> None:
-        """Launch on the stream with this handle, after writing `words`. KernelError when the driver refuses."""
+    def launch(
+        self, stream: int, places: Sequence[tuple[ctypes.c_uint64, int, int]] = (), addresses: Sequence[int] = ()
+    ) -> None:
+        """Launch on the stream with this handle. KernelError when the driver refuses.
+
+        places: (word from `patch`, which of `addresses` to write there, what to add to it).
+        """
         with self._lock:
-            for word, value in words:
-                word.value = value
+            for word, number, offset in places:
+                word.value = addresses[number] + offset
             self.config.stream = stream
             code = self._call(*self._arguments)
         if code:
@@ -250,6 +256,12 @@ def load(image: bytes, kernel: str) -> c_void_p:
 
 def _set(function: c_void_p, attribute: str, value: int) -> None:
     call("cuFuncSetAttribute", function, FUNCTION_ATTRIBUTE[attribute], value)
+
+
+def _get(function: c_void_p, attribute: str) -> int:
+    value = c_int()
+    call("cuFuncGetAttribute", byref(value), FUNCTION_ATTRIBUTE[attribute], function)
+    return value.value
 
 
 def _handle(device: int) -> int:

@@ -204,9 +204,13 @@ class Pack:
     def kernel(self, entry: Entry) -> Kernel:
         """The entry, ready to be launched on this machine's GPU."""
         self.check_gpu()
-        return Kernel(entry, self.code)
+        return Kernel(entry, self._function)
 
-    @functools.lru_cache(maxsize=256)  # noqa: B019 (a pack lives as long as its kernels)
+    @functools.cache  # noqa: B019 (a pack lives as long as its kernels)
+    def _function(self, digest: str, kernel: str) -> Any:
+        """A kernel, loaded once."""
+        return driver.load(self.code(digest), kernel)
+
     def code(self, digest: str) -> bytes:
         """A piece of machine code."""
         return _path(self.folder, CODE, digest).read_bytes()
@@ -318,7 +322,8 @@ def _check_template(one: Template, code: Mapping[str, int]) -> None:
 class Kernel:
     """An entry on this machine's GPU. Call it with a stream's handle and arrays, or `bind` them once and call that."""
 
-    def __init__(self, entry: Entry, read: Callable[[str], bytes]) -> None:
+    def __init__(self, entry: Entry, function: Callable[[str, str], Any]) -> None:
+        """function: a loaded kernel by its code's digest and its name."""
         self.entry = entry
         self._types: list[Any] = [None] * len(entry.arrays)
         driver.use_context()
@@ -328,7 +333,7 @@ class Kernel:
                 Module("", entry.arch), one.kernel, one.grid, one.block, one.params, one.smem, one.cluster,
                 one.attributes,
             )  # fmt: skip
-            prepared = driver.Prepared(launch, one.offsets, driver.load(read(one.code), one.kernel))
+            prepared = driver.Prepared(launch, one.offsets, function(one.code, one.kernel))
             places = [(prepared.patch(at), number, offset) for at, number, offset in one.addresses]
             self._launches.append((prepared, places))
 
@@ -339,7 +344,7 @@ class Kernel:
     def launch(self, stream: int, addresses: Sequence[int]) -> None:
         """Launch on arrays at these addresses, in the entry's order; nothing is checked."""
         for prepared, places in self._launches:
-            prepared.launch(stream, [(word, addresses[number] + offset) for word, number, offset in places])
+            prepared.launch(stream, places, addresses)
 
     def bind(self, stream: int, *arrays: Any) -> Callable[[], None]:
         """A function that launches on these arrays, which are checked now."""

@@ -20,6 +20,9 @@ class Tensor:
     def element_size(self):
         return self.array.itemsize
 
+    def to(self, dtype):
+        return Tensor(self.array.astype(dtype))
+
     def fill_(self, value):
         self.array[...] = value
 
@@ -50,7 +53,7 @@ class Clock:
 class Torch:
     """clock: moved by the calls that a test times."""
 
-    float16, float32 = np.float16, np.float32
+    float16, float32 = np.dtype(np.float16), np.dtype(np.float32)
 
     def __init__(self):
         self.clock = clock = Clock()

@@ -198,6 +198,7 @@ def kernel(made, monkeypatch):
     monkeypatch.setattr(driver, "capability", lambda device=0: (9, 0))
     monkeypatch.setattr(driver, "load", lambda image, kernel: ctypes.c_void_p(1))
     monkeypatch.setattr(driver, "_set", lambda *_: None)
+    monkeypatch.setattr(driver, "_get", lambda *_: 0)
     opened = packs.open_current(made)
     return opened.kernel(opened.entries[0]), fake
 
@@ -286,14 +287,16 @@ def test_calls_with_known_extents_do_not_ask_the_host_code_again(dynamic, monkey
     monkeypatch.setattr(driver, "library", lambda: fake)
     monkeypatch.setattr(driver, "use_context", lambda: None)
     monkeypatch.setattr(driver, "capability", lambda device=0: (9, 0))
-    monkeypatch.setattr(driver, "load", lambda image, kernel: ctypes.c_void_p(1))
+    monkeypatch.setattr(driver, "_get", lambda *_: 0)
+    loaded = []
+    monkeypatch.setattr(driver, "load", lambda image, kernel: loaded.append(kernel) or ctypes.c_void_p(1))
     opened = packs.open_current(dynamic)
     kernel = DynamicKernel(opened, opened.dynamic[0])
     for shape in ((2, 40, 40, 8), (1, 8, 8, 8), (2, 40, 40, 8)):
         shapes, strides = extents(*shape)
         kernel(5, *(Tensor(s, stride=t) for s, t in zip(shapes, strides)))
     grids = [grid for grid, _, _ in fake.launched]
-    assert grids[0] == grids[2] != grids[1] and len(kernel._kernels) == 2
+    assert grids[0] == grids[2] != grids[1] and len(kernel._kernels) == 2 and len(loaded) == 1
 
 
 def test_a_missing_host_object_and_another_machine_are_one_line(dynamic, tmp_path, monkeypatch):
