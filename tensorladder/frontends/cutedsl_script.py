@@ -68,7 +68,7 @@ def _replacements(session: Session) -> list[tuple[Any, str, Any]]:
         "cute_benchmark": lambda fn, **kwargs: _benchmark(session, fn, **kwargs),
         "autotune": lambda fn, *args, **kwargs: _autotune(session, fn, *args, **kwargs),
         "hardware_init": lambda self, device_id=0: None,
-        "hardware_clusters": lambda self, size, *_, **__: session.arch.sm_count // size,
+        "hardware_clusters": lambda self, cluster_size, *_, **__: session.arch.sm_count // cluster_size,
         "hardware_l2": lambda self: 50 << 20,
         "hardware_sms": lambda self: session.arch.sm_count,
     }

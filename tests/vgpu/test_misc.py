@@ -97,6 +97,13 @@ WIDE = (
     "{ .reg .b128 %w; .reg .b64 %l, %h; mov.b128 %w, {%a, %b}; mov.b128 {%l, %h}, %w; mov.b64 %d, %h; mov.b64 %e, %l; }"
 )
 
+# vector registers: by components and as a whole; an inner scope has one of the same name
+VECTORS = """{ .reg .v4 .u32 abcd; .reg .v2 .u32 %pair<2>; .local .align 16 .b8 room[16];
+mov.b32 abcd.x, %a; add.u32 abcd.y, abcd.r, 1; mov.u32 abcd.b, 7; add.u32 abcd.w, abcd.y, abcd.z;
+{ .reg .v2 .u32 abcd; mov.u32 abcd.r, 100; mov.u32 abcd.g, 200; }
+st.local.v4.u32 [room], abcd; ld.local.v2.u32 %pair0, [room]; ld.local.v2.u32 %pair1, [room+8];
+mov.u32 %d, %pair0.x; mov.u32 %e, %pair0.y; mov.u32 %f, %pair1.r; mov.u32 %g, %pair1.g; }"""
+
 # each thread writes to the next CTA of its cluster, through a 32-bit shared address and through a generic one
 MAPA = """{ .shared .align 8 .b32 slot[64]; .reg .b32 %at, %to, %rank, %n, %v; .reg .b64 %wide, %far, %window;
 mov.u32 %at, slot; mov.u32 %v, %tid.x; mad.lo.u32 %at, %v, 4, %at;
@@ -116,7 +123,13 @@ def cluster_cases() -> list[Case]:
     outs = dict.fromkeys("defg", "u32")
     inputs = {"a": ("u32", bits("u32", 128, 1))}
     wide = {"a": ("b64", bits("b64", N, 1)), "b": ("b64", bits("b64", N, 2))}
+    four = dict.fromkeys("defg", "u32")
+
+    def vectors(a):
+        return a, a + np.uint32(1), np.full_like(a, 7), a + np.uint32(8)
+
     return [
+        Case("vector registers", VECTORS, inputs, four, vectors),
         Case("mapa and getctarank", MAPA, inputs, outs, neighbours, block=32, cluster=4, draws=False),
         Case("mov.b128", WIDE, wide, {"d": "b64", "e": "b64"}, lambda a, b: (b, a)),
     ]

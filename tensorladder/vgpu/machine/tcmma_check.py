@@ -81,7 +81,7 @@ def a_type(kind, idesc):
 
 @helper
 def b_type(kind, idesc):
-    """Element type of B (bit 12 is reserved, checked apart, in kinds mxf4 and mxf4nvf4)."""
+    """Element type of B (bit 12 is not a part of it in kinds mxf4 and mxf4nvf4)."""
     return element_type(kind, (idesc >> 10) & (3 if kind >= MXF4 else 7))
 
 
@@ -99,10 +99,14 @@ def is_byte(ty):
 
 @helper
 def reserved_bits(kind):
-    """Bits of an instruction descriptor that must be 0."""
+    """Bits of an instruction descriptor that must be 0.
+
+    Bit 12 of kinds mxf4 and mxf4nvf4 is reserved in the ISA and the version of the sparsity in CuTe DSL, which sets it
+    in dense products too.
+    """
     if kind == MXF8F6F4:
         return 0x8700004B
-    return 0x0700104B if kind >= MXF4 else 0x20800040
+    return 0x0700004B if kind >= MXF4 else 0x20800040
 
 
 @helper

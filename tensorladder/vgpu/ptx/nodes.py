@@ -5,6 +5,7 @@ Names follow the PTX ISA (sections "State Spaces, Types, and Variables" and "Ins
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass, field
 
 TYPE_BITS = {
@@ -38,6 +39,15 @@ class Imm:
     float_bits: int = 0
 
 
+def as_float(imm: Imm) -> float:
+    """An immediate's value."""
+    if imm.float_bits == 32:
+        return struct.unpack("<f", imm.value.to_bytes(4, "little"))[0]
+    if imm.float_bits == 64:
+        return struct.unpack("<d", imm.value.to_bytes(8, "little"))[0]
+    return float(imm.value)
+
+
 @dataclass(frozen=True)
 class Sym:
     """A variable's name, with a byte offset: its address."""
@@ -67,6 +77,18 @@ class Vec:
     """`{a, b, ...}`."""
 
     items: tuple
+
+
+def declared(name: str, ty: str, width: int, index: int) -> tuple[list[Reg], dict[str, Reg | Vec]]:
+    """The registers, from number `index` on, of a declaration of `width` elements, and what its names mean.
+
+    A vector's name is all of its registers; they also are `.x .y .z .w` and `.r .g .b .a` of it (PTX ISA, "Vectors").
+    """
+    if width == 1:
+        return [reg := Reg(name, ty, index)], {name: reg}
+    registers = [Reg(f"{name}.{'xyzw'[k]}", ty, index + k) for k in range(width)]
+    parts = {f"{name}.{part}": reg for k, reg in enumerate(registers) for part in ("xyzw"[k], "rgba"[k])}
+    return registers, {name: Vec(tuple(registers)), **parts}
 
 
 @dataclass(frozen=True)

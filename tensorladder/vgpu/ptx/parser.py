@@ -31,6 +31,8 @@ from tensorladder.vgpu.ptx.nodes import (
     Sym,
     Variable,
     Vec,
+    as_float,
+    declared,
 )
 
 _PART = re.compile(r"b[0-7]{1,4}|h[0-3]{1,2}")
@@ -249,7 +251,7 @@ class _Parser:
         sign = -1 if self.accept("-") else 1
         imm = _number(self.next())
         if ty == "f32" or ty == "f64":
-            return struct.pack("<f" if ty == "f32" else "<d", _as_float(imm) * sign)
+            return struct.pack("<f" if ty == "f32" else "<d", as_float(imm) * sign)
         return ((imm.value * sign) & ((1 << (8 * width)) - 1)).to_bytes(width, "little")
 
     # -- functions
@@ -386,24 +388,25 @@ class _Parser:
             raise self.fail(f"unexpected directive {word} in a function")
 
     def declare_registers(self) -> None:
-        word = self.next()
+        word, width = self.next(), 1
+        if word in (".v2", ".v4"):
+            word, width = self.next(), int(word[2:])
         if word[1:] not in TYPE_BITS:
             raise self.fail(f"registers of type {word} are not supported")
         ty = word[1:]
         table = self.scopes[-1][0]
         while True:
             name = self.next()
+            names = [name]
             if self.accept("<"):
                 if not 0 <= (count := self.integer()) <= _MOST_REGISTERS:
                     raise self.fail(f"{count} registers {name}")
                 names = [f"{name}{i}" for i in range(count)]
                 self.expect(">")
-            else:
-                names = [name]
             for n in names:
-                reg = Reg(n, ty, len(self.reg_list))
-                table[n] = reg
-                self.reg_list.append(reg)
+                registers, meanings = declared(n, ty, width, len(self.reg_list))
+                table.update(meanings)
+                self.reg_list += registers
             if not self.accept(","):
                 break
         self.expect(";")
@@ -556,6 +559,8 @@ class _Parser:
         else:
             self.pos += 1
             base = self.name(text)
+            if isinstance(base, Vec):
+                raise self.fail(f"the vector {text} is no address")
         offset = 0
         while self.peek() in ("+", "-") and self.toks[self.pos][0] == "punct":
             sign = -1 if self.next() == "-" else 1
@@ -589,11 +594,3 @@ def _number(text: str) -> Imm:
         return Imm(_int(text))
     except ValueError:
         raise UsageError(f"{text!r} is not a PTX number") from None
-
-
-def _as_float(imm: Imm) -> float:
-    if imm.float_bits == 32:
-        return struct.unpack("<f", imm.value.to_bytes(4, "little"))[0]
-    if imm.float_bits == 64:
-        return struct.unpack("<d", imm.value.to_bytes(8, "little"))[0]
-    return float(imm.value)
