@@ -5,6 +5,7 @@ from __future__ import annotations
 from tensorladder.core.errors import UsageError
 from tensorladder.problems.block_scaled import GEMM_BLOCK_SCALED
 from tensorladder.problems.gemm import GEMM, GEMM_BATCHED, GEMM_COLWISE_SCALE
+from tensorladder.problems.gemm_epilogue import GEMM_EPILOGUE
 from tensorladder.problems.grouped_gemm import GROUPED_GEMM
 from tensorladder.problems.layouts import DOUBLED, SWIZZLE, TV_TO_MN
 from tensorladder.problems.problem import (
@@ -25,8 +26,8 @@ from tensorladder.problems.vector_add import VECTOR_ADD
 PROBLEMS: dict[str, Problem] = {
     problem.name: problem
     for problem in (
-        VECTOR_ADD, ROW_SUM, GEMM, GEMM_BATCHED, GEMM_COLWISE_SCALE, GROUPED_GEMM, GEMM_BLOCK_SCALED, SWIZZLE, TV_TO_MN,
-        DOUBLED,
+        VECTOR_ADD, ROW_SUM, GEMM, GEMM_BATCHED, GEMM_COLWISE_SCALE, GEMM_EPILOGUE, GROUPED_GEMM, GEMM_BLOCK_SCALED,
+        SWIZZLE, TV_TO_MN, DOUBLED,
     )
 }
 

@@ -41,6 +41,7 @@ LADDER = [
     "c3-persistent",
     "c4-multicast",
     "c5-ping-pong",
+    "c6-epilogue",
     "d1-tcgen05",
     "d1-tcgen05-subtiles",
     "d2-warp-specialized",

@@ -57,6 +57,8 @@ FEATURES = {
     "c2-warp-specialized": ["wgmma.mma_async.sync.aligned.m64n256k16.f32", "setmaxnreg.inc", "setmaxnreg.dec",
                             "mbarrier.arrive.expect_tx"],
     "c3-persistent": ["wgmma.mma_async.sync.aligned.m64n256k16.f32", r"cp\.async\.bulk\.wait_group\.read\s+1;"],
+    # B stored (K, N): the last immediate of wgmma says that it is read transposed
+    "c6-epilogue": [r"wgmma\.mma_async\.sync\.aligned\.m64n256k16\.f32[^;]* p, 1, +1, 0, 1;", "fma.rn.f32"],
     "c4-multicast": ["multicast::cluster", "fence.mbarrier_init.release.cluster", "barrier.cluster.wait",
                      r"mbarrier\.arrive\.\S*shared::cluster"],
     "c5-ping-pong": [r"wgmma\.mma_async\.sync\.aligned\.m64n128k(16|32)\.f32", "multicast::cluster", "bar.arrive"],
@@ -329,6 +331,8 @@ REFUSALS = [
     ("c3-persistent", {"c_stages": 3}, "c_stages"),
     ("c3-persistent", {"c_stages": 4}, "c_stages"),
     ("c3-persistent", {"sm_count": 0}, "sm_count"),
+    ("c6-epilogue", {"c_stages": 3}, "c_stages"),
+    ("c6-epilogue", {"raster": 0}, "raster"),
     ("c4-multicast", {"cluster_m": 3}, "cluster_m"),
     ("c4-multicast", {"cluster_m": 1}, "cluster_m"),
     ("c4-multicast", {"cluster_m": 4, "cluster_n": 4}, "cluster_n"),

@@ -49,6 +49,7 @@ WALKS = [
     ("c3-persistent", {"tile": (128, 64, 64), "stages": 2, "c_stages": 1, "sm_count": 3}),
     ("c4-multicast", {"tile": (128, 64, 64), "stages": 3, "c_stages": 1, "sm_count": 4, "cluster_n": 2}),
     ("c5-ping-pong", {"tile": (64, 64, 64), "stages": 5, "c_stages": 1, "sm_count": 4}),
+    ("c6-epilogue", {"tile": (128, 64, 64), "stages": 2, "c_stages": 1, "sm_count": 3}),
     ("v5-pipeline", {"stages": 3}),
     ("v6-persistent", {"sm_count": 2, "raster": 2}),
     ("v7-warp-specialized", {"sm_count": 2, "raster": 2, "stages": 3}),

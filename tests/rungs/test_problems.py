@@ -18,6 +18,7 @@ SMALL = {
     "gemm": (33, 17, 40),
     "gemm_batched": (3, 9, 7, 24),
     "gemm_colwise_scale": (33, 17, 40),
+    "gemm_epilogue": (33, 17, 40),
     "grouped_gemm": (3, 33, 17, 40),
     "swizzle": (24, 64),
     "tv_to_mn": (2, 4),
