@@ -261,6 +261,7 @@ def timed(times: Times, flops: int) -> Record:
     return {
         "median_us": round(times.median, 3), "low_us": round(low, 3), "high_us": round(high, 3),
         "tflops": float(f"{flops / times.median / 1e6:.5g}"), "rounds": len(times.rounds), "batch": times.batch,
+        **({"host_bound": True} if times.host_bound else {}),
     }  # fmt: skip
 
 
@@ -270,6 +271,7 @@ def against(name: str, ours: Times, baseline: Times) -> Record:
     return {
         "baseline": name, "baseline_us": round(baseline.median, 3), "baseline_low_us": round(low, 3),
         "baseline_high_us": round(high, 3), "ratio": round(baseline.median / ours.median, 4),
+        **({"baseline_host_bound": True} if baseline.host_bound else {}),
     }  # fmt: skip
 
 

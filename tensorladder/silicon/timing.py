@@ -1,7 +1,9 @@
 """Times on a real GPU that can be compared: contenders in turn, in one process, on inputs that rotate through memory.
 
-A round gives every contender one batch of launches, back to back between two events, behind a short pause on the GPU
-while the host queues them (a kernel launched into an idle stream would be charged the host's time). Who is first
+A round gives every contender one batch of launches, back to back between two events, behind a pause on the GPU while
+the host queues them (a kernel launched into an idle stream would be charged the host's time). The pause follows from
+how long the host takes; where the GPU began on short kernels before all were queued, the batch counts for nothing and
+is done again behind a longer one. Who is first
 changes from round to round, and each launch takes the next set of inputs, so that none finds its own in L2. Rounds
 before the clocks have settled are thrown away. Reported are the median, and the 10th and 90th percentile.
 """
@@ -18,7 +20,10 @@ from tensorladder.silicon.nvml import Meter
 
 Call = Callable[[], None]
 
-HOST_US = 12.0  # what queueing one launch may cost the host
+HOST_US, MOST_HOST_US = 12.0, 100.0  # what queueing one launch costs the host, at least and at most
+SHORT = 2.0  # kernels up to so many times what their launch costs the host are queued before the first begins
+ATTEMPTS = 6  # each with twice the pause of the one before
+TRIAL, TRIAL_US = 8, 10_000.0  # launches together that show how long one takes, where one alone took less than that
 PAUSE_CYCLES = 2000  # a microsecond of the GPU's clock, about
 SETTLED = 0.01  # the medians of two windows of rounds agree to this
 WINDOW = 5
@@ -38,10 +43,11 @@ class Options:
 
 @dataclass(frozen=True)
 class Times:
-    """Microseconds a launch, one number a round."""
+    """Microseconds a launch, one number a round. host_bound: in some round the GPU waited for the host all the same."""
 
     rounds: tuple[float, ...]
     batch: int
+    host_bound: bool = False
 
     @property
     def median(self) -> float:
@@ -76,6 +82,8 @@ def compare(torch: Any, contenders: Mapping[str, Sequence[Call]], meter: Meter, 
     quick = sum(run.each * run.batch for run in runs.values()) < options.settle * 1e6 / (2 * WINDOW)
     while quick and time.perf_counter() - start < options.settle and not _settled(history):
         history.append(_round(runs, names, None)[names[0]])
+    for run in runs.values():
+        run.starved = False
     samples: dict[str, list[float]] = {name: [] for name in names}
     readings: list[tuple[float | None, float | None]] = []
     start = time.perf_counter()
@@ -85,7 +93,7 @@ def compare(torch: Any, contenders: Mapping[str, Sequence[Call]], meter: Meter, 
         for name, value in _round(runs, order, lambda: readings.append((meter.clock(), meter.power()))).items():
             samples[name].append(value)
         number += 1
-    times = {name: Times(tuple(values), runs[name].batch) for name, values in samples.items()}
+    times = {name: Times(tuple(values), runs[name].batch, runs[name].starved) for name, values in samples.items()}
     return Measured(times, _middle(clock for clock, _ in readings), _middle(power for _, power in readings))
 
 
@@ -114,27 +122,48 @@ class _Run:
         self.next = 0
         self.batch = 1
         self.each = 0.0
+        self.starved = False
+        self._host = HOST_US
+        self._longer = 1.0
         self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
 
     def size_up(self, options: Options) -> None:
-        """A launch that loads, and where it was quick another, to see how long one takes."""
-        self.each = self.batch_us(None)
-        if self.each < options.settle * 1e6 / (2 * WINDOW):
-            self.each = self.batch_us(None)
+        """A launch that loads; then, where it was quick, a few together: one alone is charged the gaps around it."""
+        self.batch_us(None)
+        if self.each < TRIAL_US:
+            self.batch, self.each = TRIAL, 0.0
+            self.batch_us(None)
         self.batch = max(1, min(options.most_launches, round(options.batch_us / max(self.each, 1e-3))))
 
     def batch_us(self, read: Callable[[], None] | None) -> float:
         """Microseconds a launch of one batch. read: called while the GPU works."""
+        for _ in range(ATTEMPTS):
+            took, waited = self._once(read)
+            if not waited:
+                self.each = took
+                return took
+            self._longer *= 2
+        self.each, self.starved = took, True
+        return took
+
+    def _once(self, read: Callable[[], None] | None) -> tuple[float, bool]:
+        """(microseconds a launch, whether the GPU may have waited for the host in between)."""
         start, end = self._events
-        # Long enough for the host to stay ahead of the GPU through the whole batch.
-        pause = 3 * HOST_US + self.batch * max(0.0, HOST_US - self.each)
+        # Kernels much longer than a launch takes need a start only; short ones must all be queued before the first.
+        short = self.each < SHORT * self._host
+        pause = self._host * (3 + (self.batch if short else 0)) * self._longer
         self.torch.cuda._sleep(int(pause * PAUSE_CYCLES))
         start.record()
+        began = time.perf_counter()
         for _ in range(self.batch):
             self.calls[self.next]()
             self.next = (self.next + 1) % len(self.calls)
         end.record()
+        if self.batch > 1:  # the first launch, alone, also loads
+            host = (time.perf_counter() - began) * 1e6 / self.batch
+            self._host = max(self._host, min(host, MOST_HOST_US))
+        waited = short and self.batch > 1 and start.query()
         if read is not None:
             read()
         end.synchronize()
-        return start.elapsed_time(end) * 1e3 / self.batch
+        return start.elapsed_time(end) * 1e3 / self.batch, waited

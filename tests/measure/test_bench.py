@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import xml.etree.ElementTree as ElementTree
@@ -14,6 +15,7 @@ from tensorladder.core.errors import UsageError
 from tensorladder.draw import benchmarks as pictures
 from tensorladder.measure import bench, suites
 from tensorladder.rungs.rung import catalog, find
+from tensorladder.silicon import timing
 from tensorladder.silicon.nvml import Meter
 from tensorladder.silicon.pack import Array, Entry
 from tensorladder.silicon.timing import Options, Times, compare
@@ -82,7 +84,50 @@ def test_contenders_take_turns_and_inputs_rotate():
 def test_the_pause_lets_the_host_stay_ahead_of_short_kernels():
     torch = Torch()
     compare(torch, {"ours": contender(torch, 2.0)}, Meter(), Options(settle=0.0, seconds=0.0, rounds=1))
-    assert torch.slept[-1] >= 64 * 10 * 1000  # cycles: 64 launches, 10 us of host time more than the kernel takes
+    assert torch.slept[-1] >= 64 * 12 * 1000  # cycles: 64 launches of 12 us on the host, at a GHz or more
+
+
+@pytest.mark.parametrize(("early", "repeated", "bound"), [(2, 2, False), (99, 5, True)])
+def test_a_batch_that_the_gpu_began_too_early_is_repeated_behind_a_longer_pause(early, repeated, bound):
+    torch = Torch()
+    run = timing._Run(torch, contender(torch, 2.0))
+    run.size_up(Options())
+    before = len(torch.slept)
+    torch.early = [True] * early
+    assert run.batch_us(None) == pytest.approx(2.0) and run.starved is bound
+    pauses = torch.slept[before:]
+    assert len(pauses) == 1 + repeated and all(b > 1.9 * a for a, b in itertools.pairwise(pauses))
+    if bound:
+        ours, bound_times = Times((2.0,), 64), Times((2.0,), 64, True)
+        assert bench.timed(bound_times, 1)["host_bound"] and "host_bound" not in bench.timed(ours, 1)
+        assert bench.against("x", ours, bound_times)["baseline_host_bound"]
+
+
+def test_gaps_around_a_single_launch_do_not_make_a_kernel_long():
+    torch = Torch()
+    gap = [40.0]  # what the first launch of a batch is charged on top
+
+    def call():
+        torch.clock.now += 5.0 + (gap.pop() if gap else 0.0)
+
+    run = timing._Run(torch, [call])
+    run.batch_us(None)
+    assert run.each == pytest.approx(45.0)
+    gap.append(40.0)
+    run.size_up(Options())
+    assert run.each == pytest.approx(5.0) and run.batch == 64
+    run.batch_us(None)
+    assert torch.slept[-1] >= 64 * 12 * 1000
+
+
+def test_long_kernels_need_no_queue_before_they_begin():
+    torch = Torch()
+    run = timing._Run(torch, contender(torch, 500.0))
+    run.size_up(Options())
+    torch.early = [True]
+    before = len(torch.slept)
+    run.batch_us(None)
+    assert len(torch.slept) == before + 1 and not run.starved
 
 
 def test_rounds_before_the_clocks_settle_do_not_count():
@@ -98,7 +143,7 @@ def test_rounds_before_the_clocks_settle_do_not_count():
 def test_a_kernel_of_a_second_gets_its_few_rounds_and_no_more():
     torch, seen = Torch(), []
     compare(torch, {"ours": contender(torch, 1.2e6, seen)}, Meter(), Options(seconds=0.0, rounds=3))
-    assert len(seen) == 4  # one to see how long it takes
+    assert len(seen) == 4  # one that loads and shows how long it takes
 
 
 def test_spread_is_the_10th_and_90th_percentile():
