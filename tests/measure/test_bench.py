@@ -14,6 +14,7 @@ from tensorladder import problems
 from tensorladder.core.errors import UsageError
 from tensorladder.draw import benchmarks as pictures
 from tensorladder.measure import bench, suites
+from tensorladder.measure import pack as packs
 from tensorladder.rungs.rung import catalog, find
 from tensorladder.silicon import timing
 from tensorladder.silicon.nvml import Meter
@@ -243,6 +244,49 @@ def test_a_wrong_kernel_is_not_timed(monkeypatch):
     (record,), _ = records(monkeypatch, right=1.01)
     assert not record["ok"] and record["median_us"] is None and record["ratio"] is None
     assert bench.exit_code([record]) == 1 and bench.geometric_means([record]) == []
+
+
+# --------------------------------------------------------------------------------------------------------- what to do
+
+SMALL = suites.Suite("small", "", "fp16", {(128, 128, 64): "", (129, 128, 60): ""}, every_rung=True)
+
+
+def test_without_a_pack_kernels_are_compiled_for_the_gpu_here(monkeypatch):
+    pytest.importorskip("cutlass")
+    monkeypatch.setattr(bench, "arch_for", lambda archs: archs[[name == "sm_90a" for name in archs].index(True)])
+    loaded = []
+    monkeypatch.setattr(bench.driver, "load", lambda image, kernel: loaded.append((image[:4], kernel)))
+    monkeypatch.setattr(bench.driver, "use_context", lambda: None)
+    monkeypatch.setattr(bench.driver, "Prepared", FakePrepared)
+    refused = []
+    (job,) = bench.compiled_here(SMALL, ["b5"], [], refused)
+    assert job.label == "b5-tma" and job.entry.shape == (128, 128, 64) and job.entry.arch == "sm_90a"
+    assert len(refused) == 1 and "K=60" in refused[0]
+    job.load()
+    assert loaded == [(b"\x7fELF", job.entry.launches[0].kernel)]
+
+
+class FakePrepared:
+    def __init__(self, launch, offsets, function):
+        pass
+
+    def patch(self, at):
+        return at
+
+
+def test_a_packs_entries_are_those_of_the_suite_that_were_asked_for(monkeypatch, tmp_path):
+    pytest.importorskip("cutlass")
+    made = [packs.make(one, "sm_90a") for one in packs.wanted(["b5", "b2"], "sm_90a", SMALL, [(128, 128, 64)])]
+    packs.write(tmp_path, "sm_90a", made)
+    monkeypatch.setattr(bench.driver, "capability", lambda device=0: (9, 0))
+    assert [job.label for job in bench.from_pack(tmp_path, SMALL)] == ["b5-tma", "b2-warp-mma"]
+    assert [job.label for job in bench.from_pack(tmp_path, SMALL, ["b2"])] == ["b2-warp-mma"]
+    for suite, specs, dtypes in ((SMALL, ["c1"], ()), (SMALL, [], ["bf16"]), (suites.SUITES["llm"], [], ())):
+        with pytest.raises(UsageError, match=r"has nothing of suite .* b5-tma 128x128x64 fp16"):
+            bench.from_pack(tmp_path, suite, specs, dtypes)
+    monkeypatch.setattr(bench.driver, "capability", lambda device=0: (8, 0))
+    with pytest.raises(UsageError, match="is for sm_90a, the GPU here is sm_80"):
+        bench.from_pack(tmp_path, SMALL)
 
 
 # ----------------------------------------------------------------------------------------------------- what comes out

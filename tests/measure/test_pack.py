@@ -21,7 +21,7 @@ from tensorladder.measure import pack as packs
 from tensorladder.measure import suites
 from tensorladder.measure.dynamic import DynamicKernel
 from tensorladder.rungs.rung import find, load
-from tensorladder.silicon import driver, pack
+from tensorladder.silicon import driver, pack, target
 
 pytest.importorskip("cutlass")
 pytest.importorskip("ml_dtypes")
@@ -331,6 +331,28 @@ def test_opening_needs_neither_the_language_nor_the_engine(made, dynamic):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0 and done.stdout.splitlines() == ["1", "(1, 1, 1)"], done.stdout + done.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["a0-vector-add", "a1-dependent-launch", "b5-tma", "c5-ping-pong", "d4-persistent"])
+def test_a_packed_rung_is_right_on_the_gpu_here(tmp_path, name):
+    torch = pytest.importorskip("torch")
+    info = find(name)
+    try:
+        arch = target.arch_for(info.archs)
+    except UsageError as error:
+        pytest.skip(str(error))
+    (asked,) = packs.wanted([name], arch, suites.SUITES["ladder"], [info.default_shape])
+    packs.write(tmp_path, arch, [packs.make(asked, arch)])
+    opened = packs.open_current(tmp_path)
+    (entry,) = opened.entries
+    case = info.problem.make(entry.shape, entry.dtype)
+    tensors = [target.upload(torch, array) for array in case.arrays.values()]
+    opened.kernel(entry)(torch.cuda.current_stream().cuda_stream, *tensors)
+    torch.cuda.synchronize()
+    for tensor, array in zip(tensors, case.arrays.values()):
+        target.download(torch, tensor, array)
+    assert case.judge()[0]
 
 
 # ------------------------------------------------------------------------------------------------ the command line
