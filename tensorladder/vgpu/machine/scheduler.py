@@ -155,15 +155,15 @@ def rests(u, rounds):
     return False
 
 
-#: what a round brought; LATE: a cluster has yet to start, though it could
-MOVED, NEWS, SKIPPED, FINISHED, STOPPED, LATE = 1, 2, 4, 8, 16, 32
+#: what a round brought; LATE: a cluster has yet to start, though it could; RESTED: a CTA was left out
+MOVED, NEWS, SKIPPED, FINISHED, STOPPED, LATE, RESTED = 1, 2, 4, 8, 16, 32, 64
 
 
 @helper
-def run_round(u, policy):
+def run_round(u, policy, awake):
     """A slice for every warp of a unit that can run; gives what it brought, U_LOWEST and U_SPINNING besides.
 
-    NEWS is something other than that warps blocked (again).
+    NEWS is something other than that warps blocked (again). awake: no CTA is left out.
     """
     launch = ld64(u + L.U_LAUNCH)
     slots = ld64(u + L.U_NCTAS)
@@ -175,8 +175,8 @@ def run_round(u, policy):
         c = ld64(u + L.U_CTAS) + ((s + offset) % slots) * L.C_BYTES
         if ld64(c + L.C_DONE) != 0:
             continue
-        if policy == L.POLICY_RANDOM and rests(u, c + L.C_STARVED):
-            brought |= SKIPPED
+        if policy == L.POLICY_RANDOM and not awake and rests(u, c + L.C_STARVED):
+            brought |= RESTED
             continue
         count = ld64(c + L.C_NWARPS)
         for k in range(count):
@@ -212,7 +212,7 @@ def run_round(u, policy):
 
 
 @helper
-def run_units(g, policy):
+def run_units(g, policy, awake):
     """A round of every unit of a group that is not done; gives what they brought together."""
     units = ld64(g + L.G_UNITS)
     count = ld64(g + L.G_COUNT)
@@ -230,7 +230,7 @@ def run_units(g, policy):
             continue
         if ld64(u + L.U_LATE) != 0:
             brought |= LATE
-        brought |= run_round(u, policy)
+        brought |= run_round(u, policy, awake)
         if brought & STOPPED:
             return brought
     return brought
@@ -254,8 +254,10 @@ def run_group(g):
     """
     units = ld64(g + L.G_UNITS)
     policy = ld64(ld64(ld64(units) + L.U_LAUNCH) + L.L_POLICY)
+    awake = False
     while True:
-        brought = run_units(g, policy)
+        brought = run_units(g, policy, awake)
+        awake = False
         if brought & STOPPED:
             return 0
         if may_follow(g):
@@ -284,6 +286,10 @@ def run_group(g):
             st64(g + L.G_STALLED, 0)
             st64(g + L.G_NEWS_CLOCK, now)
         if brought & (NEWS | MOVED | SKIPPED):
+            continue
+        if brought & RESTED:
+            # Of many CTAs some always rest: whether anything can go on, a round of them all has to show.
+            awake = True
             continue
         if not quiescent(g, policy, spinning) and brought & LATE == 0:
             give_up(g)
