@@ -17,6 +17,7 @@ OWNERS = {
     "cutlass": "NVIDIA",
     "cuda-samples": "NVIDIA",
     "learn-cutedsl": "luongthecong123",
+    "quack": "Dao-AILab",
     "triton": "triton-lang",
 }
 

@@ -57,7 +57,8 @@ CUTLASS = [
         "cp_async_bulk_prefetch", "cp_async_mbarrier_arrive_cta", "cp_async_shared_global",
         "cp_async_shared_global_swizzled", "elect_sync", "ldmatrix_stmatrix", "mbarrier", "mbarrier_lifecycle",
         "pipeline_software_fill", "red", "reduction/block_smem_reduce", "reduction/thread_vector_reduce",
-        "reduction/warp_vector_reduce", "redux_sync", "shfl_sync", "tma/tma_1cta_mbarrier", "tma/tma_load_store",
+        "reduction/warp_vector_reduce", "reduction/cluster_smem_reduce", "cp_async_mbarrier_arrive_cluster",
+        "tma/tma_tensormap_replace", "redux_sync", "shfl_sync", "tma/tma_1cta_mbarrier", "tma/tma_load_store",
         "tma/tma_load_to_ldmatrix", "tma/tma_pipeline_count2", "tma/tma_pipeline_pingpong",
         "tma/tma_pipeline_warpspec", "tma/tma_store", "tma/tma_swizzle_modes",
         "vote_sync", "warp_named_barrier")),
@@ -98,12 +99,20 @@ BLACKWELL_EXAMPLES = [
     (f"{BLACKWELL}/blockwise_gemm/blockwise_gemm.py", "--mnkl 256,128,256,1"),
     (f"{BLACKWELL}/blockwise_gemm/contiguous_grouped_gemm.py", "--mnkl 256,128,256,1"),
     (f"{BLACKWELL}/mixed_input_gemm/mixed_input_gemm.py", ""),
+    (f"{BLACKWELL}/dense_gemm/dense_gemm_persistent_prefetch.py", "--mnkl 256,128,128,1"),
+    (f"{BLACKWELL}/blockscaled_gemm/dense_blockscaled_gemm_persistent.py",
+     f"--mnkl 256,128,256,1 --a_dtype Float6E3M2FN --b_dtype Float4E2M1FN {MX}"),
     (f"{BLACKWELL}/attention/fmha/fmha.py", "--q_shape 1,256,1,64 --k_shape 1,256,1,64"),
+    (f"{BLACKWELL}/attention/fmha/fmha_bwd.py", ""),
+    (f"{BLACKWELL}/attention/mla/mla_decode_fp16.py", ""),
     (f"{BLACKWELL}/rmsnorm/rmsnorm.py", f"--M 32 --N 4096 {ONCE}"),
     *((f"{PRIMITIVES}/{name}.py", "") for name in (
-        "tcgen05/1cta_mma_basic", "tcgen05/2cta_mma_basic", "tcgen05/tmem_ld_st", "tcgen05/1cta_mma_a_from_tmem",
+        "tma/tma_multicast", "tcgen05/2cta_mma_blockscale_m128", "tcgen05/1cta_mma_basic", "tcgen05/2cta_mma_basic", "tcgen05/tmem_ld_st", "tcgen05/1cta_mma_a_from_tmem",
         "tcgen05/cp_narrow_a_to_tmem_mma", "tcgen05/1cta_mma_mn_major", "tcgen05/1cta_mma_pipeline",
-        "tcgen05/2cta_mma_tma_store", "tcgen05/clusterMxN_2cta_mma", "tcgen05/mcast_clusterMxN_1cta_mma")),
+        "tcgen05/2cta_mma_tma_store", "tcgen05/clusterMxN_2cta_mma", "tcgen05/mcast_clusterMxN_1cta_mma",
+        "tcgen05/mcast_clusterMxN_2cta_mma", "tcgen05/slicek_m32n8k128", "reduction/cluster_tmem_reduce",
+        "tutorial/05_minimal_tensor_mma", "tutorial/10_minimal_tensor_mma_fp8",
+        "tutorial/gemm_M128_N128_Kany_TN_warpspec_multistage")),
 ]  # fmt: skip
 
 #: what runs under other policies too: script, architecture, arguments
@@ -197,5 +206,14 @@ def test_course_script_that_prints(checkout, name) -> None:
 def test_course_script_of_an_older_dsl(checkout) -> None:
     script = checkout("learn-cutedsl", "cutedsl/a0_vector_reduction_dsmem.py")
     done = run(str(Path(__file__).parent / "older_dsl.py"), "sm_90a", str(script))
+    assert_passed(done)
+    assert "PASS" in done.stdout, done.stdout[-500:]
+
+
+@pytest.mark.parametrize(("arch", "knobs"), [("sm_90a", "128 1"), ("sm_90a", "128 2 pingpong"), ("sm_100a", "128 1")])
+def test_quack_gemm(checkout, arch, knobs) -> None:
+    pytest.importorskip("einops")
+    script = checkout("quack", "quack/gemm.py")
+    done = run(str(Path(__file__).parent / "quack_gemm.py"), arch, f"{script.parents[1]} {knobs}")
     assert_passed(done)
     assert "PASS" in done.stdout, done.stdout[-500:]
