@@ -107,7 +107,8 @@ BLACKWELL_EXAMPLES = [
     (f"{BLACKWELL}/attention/mla/mla_decode_fp16.py", ""),
     (f"{BLACKWELL}/rmsnorm/rmsnorm.py", f"--M 32 --N 4096 {ONCE}"),
     *((f"{PRIMITIVES}/{name}.py", "") for name in (
-        "tma/tma_multicast", "tcgen05/2cta_mma_blockscale_m128", "tcgen05/1cta_mma_basic", "tcgen05/2cta_mma_basic", "tcgen05/tmem_ld_st", "tcgen05/1cta_mma_a_from_tmem",
+        "tma/tma_multicast", "tcgen05/2cta_mma_blockscale_m128",
+        "tcgen05/1cta_mma_basic", "tcgen05/2cta_mma_basic", "tcgen05/tmem_ld_st", "tcgen05/1cta_mma_a_from_tmem",
         "tcgen05/cp_narrow_a_to_tmem_mma", "tcgen05/1cta_mma_mn_major", "tcgen05/1cta_mma_pipeline",
         "tcgen05/2cta_mma_tma_store", "tcgen05/clusterMxN_2cta_mma", "tcgen05/mcast_clusterMxN_1cta_mma",
         "tcgen05/mcast_clusterMxN_2cta_mma", "tcgen05/slicek_m32n8k128", "reduction/cluster_tmem_reduce",
