@@ -94,11 +94,11 @@ def test_tiles_outside_shared_memory():
 
 
 def test_places_in_tensor_memory():
-    stop(plain(GOOD, d=496), "matrix D at .*: 32 columns not all allocated")
+    stop(plain(GOOD, d=496), "matrix D at .*: 32 columns are not all the CTA.s when the product is done")
     stop(plain(GOOD, d=48), "matrix D", columns=64)
     stop(plain(GOOD, d=16 << 16), "matrix D at .*: its lane must be 0")
     stop(plain(idesc("f16", "f16", 64, 32), d=8 << 16), "its lane must be 0 or 16")
-    stop(plain(GOOD, a="tmem:510"), "matrix A at .*: 8 columns not all")
+    stop(plain(GOOD, a="tmem:510"), "matrix A at .*: 8 columns are not all")
     stop(plain(idesc("f16", "f16", 64, 32), a="tmem:64", d=16 << 16), "matrix A at .* different lanes")
     scaled = scaled_idesc("mxf4", "mxf4", 128, 256)
     stop(plain(scaled, "mxf4", more=".block_scale", scales=(448, 510)), "scale factors of B at .*: 8 columns")

@@ -64,6 +64,16 @@ def test_an_accumulator_in_flight_that_is_written_keeps_what_is_written(policy: 
 
 
 @pytest.mark.parametrize("policy", FEW)
+def test_thousands_of_operations_before_the_wait(policy: str) -> None:
+    """More than the pool holds: a warp that is far ahead of its warpgroup lets the others come."""
+    mma = Mma(8, d="s32", a="s8", b="s8")
+    loop = """.reg .b32 %i; .reg .pred %next; mov.b32 %i, 0;
+    LOOP: {mma} add.u32 %i, %i, 1; setp.lt.u32 %next, %i, 3000; @%next bra LOOP;"""
+    got = _d(mma.case(before_wait=loop + COMMIT), policy)
+    assert np.array_equal(got, _want(3000, mma))
+
+
+@pytest.mark.parametrize("policy", FEW)
 def test_a_loop_that_swaps_accumulators_in_flight(policy: str) -> None:
     """As nvcc compiles it: at most one group pending, then two sets of accumulators change names."""
     n = M.d_count
@@ -178,6 +188,7 @@ _LANE0 = ".reg .pred %w0; .reg .b32 %lane; and.b32 %lane, %idx, 31; setp.eq.u32 
         (f"{_WARP0} @%w0 setp.eq.u32 %keep, 0, 1;", "the warps of a warpgroup differ in scale-d"),
         (f"{_LANE0} @%w0 setp.eq.u32 %keep, 0, 1;", "the lanes of a warp differ in scale-d"),
         ("or.b64 %da, %da, 0x10000000000000;", "has bits that no descriptor has (0x10000000000000)"),
+        ("mov.b64 %da, 0;", "tile of 64 rows at shared address 0x0 leaves the CTA's shared memory"),
         ("or.b64 %db, %db, 0x3f00;", "tile of 16 rows at shared address 0x3f400 leaves the CTA's shared memory"),
         (f"{_LANE0} @%w0 bra HERE; ret; HERE:", "wgmma is executed by lanes 0x1 of the warp only"),
         (f"{_WARP0} @%w0 bra AWAY;", "of warps 0 to 3, only 1, 2, 3 issued an operation"),

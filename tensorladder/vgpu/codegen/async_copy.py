@@ -8,6 +8,7 @@ from __future__ import annotations
 from tensorladder.core.errors import Unsupported
 from tensorladder.vgpu.codegen.emit import Emitter
 from tensorladder.vgpu.codegen.mbarrier import wide
+from tensorladder.vgpu.codegen.modifiers import pending_groups
 from tensorladder.vgpu.codegen.table import instruction
 from tensorladder.vgpu.machine import copies as K
 from tensorladder.vgpu.machine import layout as L
@@ -103,7 +104,7 @@ def _commit(e: Emitter, i: Instr) -> None:
 def _wait(e: Emitter, i: Instr) -> tuple[str, bool]:
     bulk = "bulk" in i.mods
     refuse_unknown(i, {"async", "wait_group", *(("bulk", "read") if bulk else ("wait_all",))})
-    most = -1 if "wait_all" in i.mods else i.operands[0].value
+    most = -1 if "wait_all" in i.mods else pending_groups(i)
     kind = L.WAIT_CP if not bulk else L.WAIT_BULK_READ if "read" in i.mods else L.WAIT_BULK
     field = L.W_BULK_GROUP if bulk else L.W_CP_GROUP
     go = e.call("tl_wait_groups", field, kind, most, e.active(), e.iid)
@@ -160,9 +161,9 @@ def _bulk(e: Emitter, i: Instr) -> None:
         return
     e.spill(e.address(operands[3]), "<32 x i64>", 3)
     kind = L.OP_BULK_REDUCE if reduces else L.OP_BULK_G2S if spaces[-1] == "global" else L.OP_BULK_S2S
-    flags = 0
+    flags = K.FLAG_OWN if spaces[0] == "shared::cta" else 0
     if "multicast::cluster" in i.mods:
-        flags = K.FLAG_MULTICAST
+        flags |= K.FLAG_MULTICAST
         wide(e, operands[4], "u16", 4)
     e.call("tl_bulk_load", base, e.active(), kind, flags, reduction, e.iid, fallible=True)
 

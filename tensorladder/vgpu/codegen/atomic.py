@@ -9,10 +9,10 @@ from tensorladder.vgpu.codegen.modifiers import SCOPES, pick
 from tensorladder.vgpu.codegen.remote import reduce_async
 from tensorladder.vgpu.codegen.table import instruction
 from tensorladder.vgpu.machine import atomics as A
-from tensorladder.vgpu.machine.layout import SPACE_GENERIC, SPACE_GLOBAL, SPACE_SHARED
+from tensorladder.vgpu.machine.layout import SPACE_GENERIC, SPACE_GLOBAL, SPACE_OWN, SPACE_SHARED
 from tensorladder.vgpu.ptx.nodes import TYPE_BITS, Instr, Mem, Sink, Vec
 
-_SPACES = {"global": SPACE_GLOBAL, "shared": SPACE_SHARED, "shared::cta": SPACE_SHARED, "shared::cluster": SPACE_SHARED}
+_SPACES = {"global": SPACE_GLOBAL, "shared": SPACE_OWN, "shared::cta": SPACE_OWN, "shared::cluster": SPACE_SHARED}
 _OPS = {
     "add": A.ADD, "min": A.MIN, "max": A.MAX, "inc": A.INC, "dec": A.DEC, "and": A.AND, "or": A.OR, "xor": A.XOR,
     "exch": A.EXCH, "cas": A.CAS,

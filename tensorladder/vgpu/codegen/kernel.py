@@ -50,10 +50,13 @@ def lower(module: PtxModule, name: str, checked: bool = False, upto: int | None 
     """Generate IR for kernel `name`. What is not modelled becomes a stop at run time, by name.
 
     upto: emit instructions with this index or a lower one only, to find one whose code LLVM does not take.
-    UsageError with the PTX line for instructions whose operands do not fit.
+    UsageError with the PTX line for instructions whose operands do not fit, or that the module's target does not have.
     """
     table.load()
     fn = inline(module, module.kernels[name])
+    for item in fn.body:
+        if isinstance(item, Instr):
+            isa.check_target(item.text, module.target, item.line)
     reserve_stack(fn)
     fn = in_flight.settle(fn)
     graph = Graph(fn, table.classify, table.results)

@@ -7,11 +7,11 @@ from tensorladder.vgpu.codegen.emit import Emitter, ivec, vec
 from tensorladder.vgpu.codegen.remote import store_async
 from tensorladder.vgpu.codegen.table import instruction
 from tensorladder.vgpu.machine import layout as L
-from tensorladder.vgpu.machine.layout import SPACE_GENERIC, SPACE_GLOBAL, SPACE_LOCAL, SPACE_SHARED
+from tensorladder.vgpu.machine.layout import SPACE_GENERIC, SPACE_GLOBAL, SPACE_LOCAL, SPACE_OWN, SPACE_SHARED
 from tensorladder.vgpu.ptx.nodes import TYPE_BITS, Instr, Mem, Reg, Sym, Vec
 
 _SPACES = {
-    "global": SPACE_GLOBAL, "const": SPACE_GLOBAL, "shared": SPACE_SHARED, "shared::cta": SPACE_SHARED,
+    "global": SPACE_GLOBAL, "const": SPACE_GLOBAL, "shared": SPACE_OWN, "shared::cta": SPACE_OWN,
     "shared::cluster": SPACE_SHARED, "local": SPACE_LOCAL, "param": SPACE_GLOBAL, "param::entry": SPACE_GLOBAL,
     "param::func": SPACE_LOCAL,
 }  # fmt: skip
@@ -163,7 +163,7 @@ def hook(e: Emitter, what: str, space: int, size: int) -> None:
     """Where the checked variant sees an access: addresses (host) in scratch 0, lanes, bytes a lane, instruction."""
     if e.checked:
         code = {"read": 0, "write": 1, "atomic": 2}[what]
-        e.call("tl_hook_access", code, space, e.scratch_address(0), e.active(), size, e.iid)
+        e.call("tl_hook_access", code, space & 3, e.scratch_address(0), e.active(), size, e.iid)
 
 
 @instruction("mov", forms="registers, immediates, special registers, addresses, packing and unpacking of vectors")
@@ -229,12 +229,17 @@ def cvta(e: Emitter, i: Instr) -> None:
 
 @instruction("isspacep", forms="global, const, shared, shared::cta, shared::cluster, local, param")
 def isspacep(e: Emitter, i: Instr) -> None:
-    """Whether a generic address lies in a space's window."""
+    """Whether a generic address lies in a space's window; .shared is .shared::cta, the CTA's own part of it."""
     space = i.mods[0]
     if space not in _WINDOWS:
         raise Unsupported(i.text)
-    window = e.op(f"and <32 x i64> {e.value(i.operands[1], 'u64')}, {e.splat('<32 x i64>', L.WINDOW_MASK)}")
-    e.set(i.operands[0], e.op(f"icmp eq <32 x i64> {window}, {e.splat('<32 x i64>', _WINDOWS[space])}"), "pred")
+    own = space in ("shared", "shared::cta")
+    mask = L.WINDOW_MASK | (0xFF << L.RANK_SHIFT if own else 0)
+    window = e.op(f"and <32 x i64> {e.value(i.operands[1], 'u64')}, {e.splat('<32 x i64>', mask)}")
+    want = e.splat("<32 x i64>", _WINDOWS[space])
+    if own:
+        want = e.op(f"or <32 x i64> {want}, {e.broadcast('i64', e.warp_field(L.W_SMEM_BASE))}")
+    e.set(i.operands[0], e.op(f"icmp eq <32 x i64> {window}, {want}"), "pred")
 
 
 @instruction("prefetch", "prefetchu", "applypriority", "discard", "createpolicy",

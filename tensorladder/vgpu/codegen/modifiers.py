@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tensorladder.core.errors import Unsupported, UsageError
 from tensorladder.vgpu.codegen.emit import Emitter
-from tensorladder.vgpu.ptx.nodes import Instr
+from tensorladder.vgpu.ptx.nodes import Imm, Instr
 
 SCOPES = ("cta", "cluster", "gpu", "sys")
 PAIR = ("cta_group::1", "cta_group::2")
@@ -33,3 +33,11 @@ def pair_of(e: Emitter, i: Instr, group: str) -> int:
         raise UsageError(f"PTX line {i.line}: {i.text} in a kernel whose other tcgen05 instructions say {e.cta_group}")
     e.cta_group = group
     return int(group == "cta_group::2")
+
+
+def pending_groups(i: Instr) -> int:
+    """N of a wait_group, how many of the latest groups may be pending: an immediate from 0 on, or UsageError."""
+    count = i.operands[0] if len(i.operands) == 1 else None
+    if not isinstance(count, Imm) or not isinstance(count.value, int) or count.value < 0:
+        raise UsageError(f"PTX line {i.line}: {i.text} wants one count of groups, an immediate from 0 on")
+    return count.value

@@ -13,7 +13,7 @@ from tensorladder.vgpu.codegen.sync import FENCE_TCGEN05
 from tensorladder.vgpu.codegen.table import instruction
 from tensorladder.vgpu.machine import tcgen05 as C
 from tensorladder.vgpu.machine import tmem as T
-from tensorladder.vgpu.machine.layout import SPACE_GENERIC, SPACE_SHARED
+from tensorladder.vgpu.machine.layout import SPACE_GENERIC, SPACE_OWN, SPACE_SHARED
 from tensorladder.vgpu.ptx.nodes import Imm, Instr, Mem, Vec
 
 _SYNC = (("sync",), ("aligned",))
@@ -70,7 +70,7 @@ def _alloc(e: Emitter, i: Instr):
         raise Unsupported(i.text)
     address = e.spill(e.address(i.operands[0]), "<32 x i64>", 0)
     count = e.spill(e.value(i.operands[1], "u32"), "<32 x i32>", 1)
-    where = SPACE_SHARED if space else SPACE_GENERIC
+    where = SPACE_OWN if space else SPACE_GENERIC
     go = e.call("tl_tmem_alloc", where, address, count, e.active(), pair, e.iid, fallible=True)
     return e.op(f"icmp ne i64 {go}, 0"), True
 

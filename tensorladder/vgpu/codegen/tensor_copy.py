@@ -9,7 +9,7 @@ from tensorladder.vgpu.codegen.emit import Emitter
 from tensorladder.vgpu.codegen.mbarrier import wide
 from tensorladder.vgpu.codegen.table import instruction
 from tensorladder.vgpu.machine import copies as K
-from tensorladder.vgpu.machine.layout import SPACE_GENERIC, SPACE_GLOBAL, SPACE_SHARED
+from tensorladder.vgpu.machine.layout import SPACE_GENERIC, SPACE_GLOBAL, SPACE_OWN
 from tensorladder.vgpu.ptx.nodes import Imm, Instr, Mem, Vec
 
 _DIMS = {f"{n}d": n for n in range(1, 6)}
@@ -44,10 +44,10 @@ def copy(e: Emitter, i: Instr) -> None:
     if spaces[:1] == ["global"]:
         _store(e, i)
     else:
-        _load(e, i)
+        _load(e, i, spaces)
 
 
-def _load(e: Emitter, i: Instr) -> None:
+def _load(e: Emitter, i: Instr, spaces: list[str]) -> None:
     refuse_unknown(i, {"async", "bulk", "tensor", *_DIMS, "shared::cta", "shared::cluster", "global", "tile",
                        "cta_group::1", "cta_group::2", "mbarrier::complete_tx::bytes", "multicast::cluster",
                        *CACHE_HINTS})  # fmt: skip
@@ -59,6 +59,7 @@ def _load(e: Emitter, i: Instr) -> None:
     e.spill(e.address(operands[0]), "<32 x i64>", _SHARED)
     e.spill(e.address(operands[2]), "<32 x i64>", _BAR)
     flags = K.FLAG_PAIR if "cta_group::2" in i.mods else 0
+    flags |= K.FLAG_OWN if spaces[0] == "shared::cta" else 0
     if "multicast::cluster" in i.mods:
         flags |= K.FLAG_MULTICAST
         wide(e, operands[3], "u16", _MASK)
@@ -123,7 +124,7 @@ def _publish(e: Emitter, i: Instr) -> None:
 def _replace(e: Emitter, i: Instr) -> None:
     name = i.mods[2]
     refuse_unknown(i, {"replace", "tile", name, "global", "shared::cta", "b1024", "b32", "b64"})
-    space = SPACE_GLOBAL if "global" in i.mods else SPACE_SHARED if "shared::cta" in i.mods else SPACE_GENERIC
+    space = SPACE_GLOBAL if "global" in i.mods else SPACE_OWN if "shared::cta" in i.mods else SPACE_GENERIC
     e.spill(e.address(i.operands[0]), "<32 x i64>", 0)
     if name == "elemtype":
         number = i.operands[1]

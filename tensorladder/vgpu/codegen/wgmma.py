@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from tensorladder.core.errors import Unsupported
 from tensorladder.vgpu.codegen.emit import Emitter
 from tensorladder.vgpu.codegen.in_flight import SETTLE
+from tensorladder.vgpu.codegen.modifiers import pending_groups
 from tensorladder.vgpu.codegen.table import instruction
 from tensorladder.vgpu.machine import fragments as F
 from tensorladder.vgpu.machine import operands as T
@@ -139,9 +140,9 @@ def wgmma(e: Emitter, i: Instr):
         return None
     if what == "commit_group":
         return e.call("tl_wgmma_commit")
-    if what != "wait_group" or len(i.operands) != 1 or not isinstance(i.operands[0], Imm):
+    if what != "wait_group":
         raise Unsupported(i.text)
-    go = e.call("tl_wgmma_wait", i.operands[0].value, e.active(), e.iid)
+    go = e.call("tl_wgmma_wait", pending_groups(i), e.active(), e.iid)
     return e.op(f"icmp ne i64 {go}, 0"), False
 
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from tensorladder.core.errors import Unsupported
 from tensorladder.vgpu.codegen.emit import Emitter
 from tensorladder.vgpu.codegen.table import instruction
-from tensorladder.vgpu.machine.layout import SPACE_GENERIC, SPACE_GLOBAL, SPACE_SHARED
+from tensorladder.vgpu.machine.layout import SPACE_GENERIC, SPACE_GLOBAL, SPACE_OWN
 from tensorladder.vgpu.machine.tensorcore import MMAS, Mma
 from tensorladder.vgpu.ptx.nodes import Imm, Instr, Mem, Reg, Vec
 
 _SHAPE = re.compile(r"m(\d+)n(\d+)k(\d+)$")
-_SPACES = {"global": SPACE_GLOBAL, "shared": SPACE_SHARED, "shared::cta": SPACE_SHARED}
+_SPACES = {"global": SPACE_GLOBAL, "shared": SPACE_OWN, "shared::cta": SPACE_OWN}
 #: bits of an element, elements of a register
 _BITS = {"f16": (16, 2), "bf16": (16, 2), "tf32": (32, 1), "s8": (8, 4), "u8": (8, 4), "f64": (64, 1), "f32": (32, 1),
          "s32": (32, 1)}  # fmt: skip

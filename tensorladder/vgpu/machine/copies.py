@@ -40,7 +40,7 @@ from tensorladder.vgpu.machine.raw import (
 ADD, MIN, MAX, INC, DEC, AND, OR, XOR = range(8)
 U32, S32, U64, S64, F16, F32, F64, BF16 = 2, 3, 4, 5, 6, 7, 9, 10
 #: A_FLAGS of the bulk copies
-FLAG_MULTICAST, FLAG_PAIR, FLAG_BYTE_MASK = 1, 2, 4
+FLAG_MULTICAST, FLAG_PAIR, FLAG_BYTE_MASK, FLAG_OWN = 1, 2, 4, 8  # FLAG_OWN: to shared::cta
 FLAG_MASK_SHIFT = 8  # a 16-bit CTA mask, or the byte mask of .cp_mask
 
 

@@ -7,7 +7,7 @@ operation (cp.async: one for all lanes with the same open group).
 from __future__ import annotations
 
 from tensorladder.vgpu.machine import layout as L
-from tensorladder.vgpu.machine.copies import FLAG_MASK_SHIFT, FLAG_MULTICAST, arrive_lanes, copy_lane
+from tensorladder.vgpu.machine.copies import FLAG_MASK_SHIFT, FLAG_MULTICAST, FLAG_OWN, arrive_lanes, copy_lane
 from tensorladder.vgpu.machine.effects import begin, submit
 from tensorladder.vgpu.machine.hooks import EVENT_ISSUE, record
 from tensorladder.vgpu.machine.lanes import block, fail
@@ -15,8 +15,10 @@ from tensorladder.vgpu.machine.mbarrier import add_pending, mbarrier_at, shared_
 from tensorladder.vgpu.machine.memory import (
     SPACE_GENERIC,
     SPACE_GLOBAL,
+    SPACE_OWN,
     SPACE_SHARED,
     global_ok,
+    is_own,
     remote_window,
     resolve,
     resolve_all,
@@ -100,7 +102,7 @@ def tl_cp_async(w, base, mask, size, sized, iid):
     dst = base
     src = base + 256
     sizes = base + 512
-    if not resolve_all(w, SPACE_SHARED, dst, mask, size, 1, iid):
+    if not resolve_all(w, SPACE_OWN, dst, mask, size, 1, iid):
         return 0
     whole = mask
     if sized != 0:
@@ -270,6 +272,8 @@ def tl_tma_load(w, base, mask, dims, flags, iid):
         ranks = ld64(base + 256 * 8 + 8 * lane) & 0xFFFF if flags & FLAG_MULTICAST else 0
         if not aligned(w, dst, 128, iid, lane) or shared_at(w, dst, 16, iid, lane) == 0:
             return 0
+        if flags & FLAG_OWN and not is_own(w, dst, iid, lane):
+            return 0
         if mbarrier_at(w, SPACE_SHARED, bar, 0, iid, lane) == 0:
             return 0
         if flags & FLAG_MULTICAST and not good_mask(w, ranks, dst, iid, lane):
@@ -295,7 +299,7 @@ def tl_tma_store(w, base, mask, dims, reduction, iid):
         if (mask >> lane) & 1 == 0:
             continue
         src = ld64(base + 256 + 8 * lane)
-        if not aligned(w, src, 128, iid, lane):
+        if not aligned(w, src, 128, iid, lane) or not is_own(w, src, iid, lane):
             return 0
         op = start_tensor(w, base, kind, dims, lane, iid)
         if op == 0:
@@ -360,12 +364,14 @@ def tl_bulk_load(w, base, mask, kind, flags, reduction, iid):
             return 0
         if mbarrier_at(w, SPACE_SHARED, bar, 0, iid, lane) == 0 or shared_at(w, dst, size, iid, lane) == 0:
             return 0
+        if flags & FLAG_OWN and not is_own(w, dst, iid, lane):
+            return 0
         if flags & FLAG_MULTICAST and not good_mask(w, ranks, dst, iid, lane):
             return 0
         if kind == L.OP_BULK_G2S:
             if not global_source(w, src, size, 0, iid, lane):
                 return 0
-        elif not aligned(w, src, 16, iid, lane):
+        elif not aligned(w, src, 16, iid, lane) or not is_own(w, src, iid, lane):
             return 0
         op = begin(w, kind, 1 << lane, iid)
         if op == 0:
@@ -394,7 +400,7 @@ def tl_bulk_store(w, base, mask, kind, flags, reduction, iid):
         size = ld64(base + 512 + 8 * lane)
         if not sized_right(w, dst, size, iid, lane) or not aligned(w, src, 16, iid, lane):
             return 0
-        if not global_source(w, dst, size, 1, iid, lane):
+        if not is_own(w, src, iid, lane) or not global_source(w, dst, size, 1, iid, lane):
             return 0
         op = begin(w, kind, 1 << lane, iid)
         if op == 0:
@@ -439,7 +445,7 @@ def tl_map_publish(w, base, mask, iid):
         return 0
     lane = trailing_zeros(mask)
     for k in range(0, 128, 8):
-        src = resolve(w, SPACE_SHARED, ld64(base + 256 + 8 * lane) + k, 8, 0, iid, lane)
+        src = resolve(w, SPACE_OWN, ld64(base + 256 + 8 * lane) + k, 8, 0, iid, lane)
         dst = resolve(w, SPACE_GLOBAL, ld64(base + 8 * lane) + k, 8, 1, iid, lane)
         if src == 0 or dst == 0:
             return 0

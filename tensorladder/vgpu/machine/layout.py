@@ -327,6 +327,7 @@ ERR_CLC_SPACE = 90
 ERR_CLC_AFTER = 91
 ERR_REMOTE_EXITED = 92
 ERR_MBAR_REMOTE = 93
+ERR_OWN = 94
 ERR_MMA_IDESC = 80  # tcgen05.mma: mma_rules.py has the words
 ERR_MMA_DESC = 81
 ERR_MMA_TILE = 82
@@ -337,3 +338,5 @@ ERR_MMA_SCALES = 86
 
 #: state spaces of an access, as generated code passes them
 SPACE_GLOBAL, SPACE_SHARED, SPACE_LOCAL, SPACE_GENERIC = 0, 1, 2, 3
+#: .shared::cta, which .shared means: the CTA's own part of the shared space (its low bits say SPACE_SHARED)
+SPACE_OWN = SPACE_SHARED | 4

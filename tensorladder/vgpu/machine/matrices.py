@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tensorladder.vgpu.machine import layout as L
-from tensorladder.vgpu.machine.memory import SPACE_SHARED, resolve_all
+from tensorladder.vgpu.machine.memory import SPACE_OWN, resolve_all
 from tensorladder.vgpu.machine.native import export
 from tensorladder.vgpu.machine.raw import ld16, ld64, st16, st64
 
@@ -14,7 +14,7 @@ _ROW = 16  # bytes of a row
 def tl_ldmatrix(w, addresses, count, trans, vectors, iid):
     """Load `count` matrices; row r of matrix i is at the address of lane 8 i + r. Fragment i goes to vector i."""
     mask = (1 << (8 * count)) - 1
-    if not resolve_all(w, SPACE_SHARED, addresses, mask, _ROW, 0, iid):
+    if not resolve_all(w, SPACE_OWN, addresses, mask, _ROW, 0, iid):
         return 0
     for i in range(count):
         for r in range(8):
@@ -32,7 +32,7 @@ def tl_ldmatrix(w, addresses, count, trans, vectors, iid):
 def tl_stmatrix(w, addresses, count, trans, vectors, iid):
     """Store `count` matrices, the inverse of tl_ldmatrix."""
     mask = (1 << (8 * count)) - 1
-    if not resolve_all(w, SPACE_SHARED, addresses, mask, _ROW, 1, iid):
+    if not resolve_all(w, SPACE_OWN, addresses, mask, _ROW, 1, iid):
         return 0
     for i in range(count):
         for r in range(8):

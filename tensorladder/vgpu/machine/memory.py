@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.machine.lanes import fail
-from tensorladder.vgpu.machine.layout import SPACE_GENERIC, SPACE_GLOBAL, SPACE_LOCAL, SPACE_SHARED
+from tensorladder.vgpu.machine.layout import SPACE_GENERIC, SPACE_GLOBAL, SPACE_LOCAL, SPACE_OWN, SPACE_SHARED
 from tensorladder.vgpu.machine.native import export, helper
 from tensorladder.vgpu.machine.raw import ld8, ld16, ld32, ld64, st8, st16, st32, st64, trailing_zeros
 from tensorladder.vgpu.machine.vectors import add_lanes, all_bits, greatest, least, load_four_words, settle
@@ -83,6 +83,17 @@ def shared_host(w, offset, size, iid, lane):
 
 
 @helper
+def is_own(w, address, iid, lane):
+    """Whether a 32-bit shared address is the CTA's own, as .shared::cta wants it; else the error is recorded."""
+    address &= 0xFFFFFFFF
+    rank = address >> L.RANK_SHIFT
+    if rank != ld64(w + L.W_RANK):
+        fail(w, L.ERR_OWN, iid, lane, address, rank, ld64(w + L.W_RANK))
+        return False
+    return True
+
+
+@helper
 def remote_window(w, rank):
     """Host address of the window of the CTA with this rank in the cluster, 0 if there is none."""
     launch = ld64(w + L.W_LAUNCH)
@@ -109,7 +120,7 @@ def resolve(w, space, address, size, write, iid, lane):
 def resolve_aligned(w, space, address, size, align, write, iid, lane):
     """The same for an access that must be aligned to `align` bytes."""
     if address & (align - 1):
-        fail(w, L.ERR_MISALIGNED, iid, lane, address, align, space)
+        fail(w, L.ERR_MISALIGNED, iid, lane, address, align, space & 3)
         return 0
     if space == SPACE_GENERIC:
         window = address & L.WINDOW_MASK
@@ -120,7 +131,9 @@ def resolve_aligned(w, space, address, size, align, write, iid, lane):
             address &= ~L.WINDOW_MASK
         else:
             space = SPACE_GLOBAL
-    if space == SPACE_SHARED:
+    if space == SPACE_OWN and not is_own(w, address, iid, lane):
+        return 0
+    if space & 3 == SPACE_SHARED:
         return shared_host(w, address, size, iid, lane)
     if space == SPACE_LOCAL:
         place = address & 0xFFFFFFFF
@@ -148,7 +161,7 @@ def resolve_span(w, space, addresses, mask, size, align, write, iid):
     """
     first = trailing_zeros(mask)
     base = ld64(addresses + 8 * first)
-    settle(addresses, mask, base, 0xFFFFFFFF if space == SPACE_SHARED else -1)
+    settle(addresses, mask, base, 0xFFFFFFFF if space & 3 == SPACE_SHARED else -1)
     lo = least(addresses)
     hi = greatest(addresses)
     if all_bits(addresses) & (align - 1) == 0:

@@ -86,6 +86,8 @@ _TEXT = {
     L.ERR_REMOTE: "shared address {address:#x} belongs to no CTA of this cluster",
     L.ERR_MBAR_REMOTE: "mbarrier at shared address {address:#x} is another CTA's: this works on the own ones alone",
     L.ERR_REMOTE_EXITED: "shared address {address:#x} belongs to CTA {a} of this cluster, which has exited",
+    L.ERR_OWN: "shared address {address:#x} is another CTA's (rank {a} of the cluster, this one's is {b}): .shared is "
+    ".shared::cta, the own CTA's alone; .shared::cluster reaches the others",
     L.ERR_CLC_SPACE: "address {address:#x} is not in the shared memory of the CTA that asks (.shared::cta)",
     L.ERR_CLC_AFTER: "clusterlaunchcontrol.try_cancel after this CTA has seen one that failed",
     L.ERR_WRONG_SPACE: "address {address:#x} is not in the state space of the instruction",

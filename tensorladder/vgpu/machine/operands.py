@@ -10,6 +10,7 @@ from __future__ import annotations
 from numba import types
 from numba.extending import intrinsic
 
+from tensorladder.vgpu.machine.layout import SHARED_RESERVED
 from tensorladder.vgpu.machine.matmul import _extern
 from tensorladder.vgpu.machine.native import helper
 
@@ -102,9 +103,10 @@ def pitch_of(rows, k, mn_major):
 def load_tile(shared, size, start, lbo, sbo, swizzle, mn_major, rows, ty, k, dst, base_offset):
     """Unpack the `rows` x `k` tile of a descriptor to 32-bit elements at dst: False when it leaves the shared memory.
 
-    shared, size: a CTA's window; start, lbo, sbo: bytes, from the descriptor; base_offset: its field (PTX ISA, "Matrix
-    Descriptor Format": the pattern starts that many 128-byte rows away from its alignment). dst has a line of k
-    elements a row (K-major), or a line of rows a k (MN-major) with `pitch_of` elements from line to line.
+    shared, size: a CTA's window, of which the first SHARED_RESERVED bytes are the system's; start, lbo, sbo: bytes,
+    from the descriptor; base_offset: its field (PTX ISA, "Matrix Descriptor Format": the pattern starts that many
+    128-byte rows away from its alignment). dst has a line of k elements a row (K-major), or a line of rows a k
+    (MN-major) with `pitch_of` elements from line to line.
     """
     per = chunk_elements(ty)
     phase = base_offset << 7
@@ -116,7 +118,7 @@ def load_tile(shared, size, start, lbo, sbo, swizzle, mn_major, rows, ty, k, dst
                     at = start + (r >> 3) * sbo + (r & 7) * 16 + c * lbo
                 else:
                     at = swizzled(start + (r >> 3) * sbo + (r & 7) * width + c * 16, swizzle, phase)
-                if at < 0 or at + 16 > size:
+                if at < SHARED_RESERVED or at + 16 > size:
                     return False
                 unpack_chunk(ty, dst + 4 * (r * k + c * per), shared + at)
         return True
@@ -133,7 +135,7 @@ def load_tile(shared, size, start, lbo, sbo, swizzle, mn_major, rows, ty, k, dst
                 outer = c * 16 // width
                 at = start + inner + outer * lbo + (p % group) * width + (p // group) * sbo
                 at = swizzled(at, swizzle, phase)
-            if at < 0 or at + 16 > size:
+            if at < SHARED_RESERVED or at + 16 > size:
                 return False
             unpack_chunk(ty, dst + p * pitch + 4 * c * per, shared + at)
     return True

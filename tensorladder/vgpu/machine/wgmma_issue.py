@@ -78,6 +78,19 @@ def whole_warpgroup(w, lanes, iid):
     return True
 
 
+#: operations that a warp may be ahead of another of its warpgroup before it lets that one run: the pool is finite
+_MOST_AHEAD = 64
+
+
+@helper
+def ahead(first, seq):
+    """Whether operation `seq` is far ahead of what some warp of the warpgroup has issued; `first`: its first warp."""
+    least = seq
+    for k in range(4):
+        least = min(least, ld64(first + k * L.W_BYTES + L.W_WGMMA_SEQ))
+    return seq - least > _MOST_AHEAD
+
+
 @helper
 def add_warp(w, op, slot):
     """A warp's part of an operation."""
@@ -120,6 +133,9 @@ def tl_wgmma_mma(w, table, form, a, b, keeps, lanes, iid):
         st64(op + G_KEEP, keep)
         st64(op + L.A_HELD, 1)
         append(u, op, NEVER)
+        st64(w + L.W_PROGRESS, ld64(w + L.W_PROGRESS) + 1)
+        if ahead(queue, seq):
+            st64(w + L.W_LIMIT, 0)
         record(w, EVENT_ISSUE, b & 0x3FFF, L.OP_WGMMA, lanes, iid)
     elif not agree(w, op, form, a, b, keep, iid):
         return 0

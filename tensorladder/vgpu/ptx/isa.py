@@ -5,8 +5,8 @@ takes: UsageError) from an instruction that is real but not modelled (Unsupporte
 lists every family here beside the forms that run.
 
 Source: PTX ISA, chapter "Instruction Set", sections 9.7.1 to 9.7.21 as numbered in version 9.4. A form's `since`
-is the PTX version that brought it and `target` the lowest architecture; both are advisory (shown to people,
-never used to refuse), because a few forms were widened to older targets by later versions of the document.
+is the PTX version that brought it and `target` the lowest architecture. Both are advisory, because a few forms were
+widened to older targets by later versions of the document; `check_target` only refuses what no form of a family allows.
 """
 
 from __future__ import annotations
@@ -124,6 +124,33 @@ FAMILIES: dict[str, Family] = _read(isa_arithmetic.TABLES | isa_machine.TABLES)
 
 MNEMONICS = frozenset(name.split(".")[0].split("::")[0] for name in FAMILIES)
 """First words of all instructions."""
+
+
+#: what one line of architectures has for itself: its numbers. Their names end in `a`, or in `f` for a family's part
+_OWN = {"wgmma": (90,), "tcgen05": (100, 101, 103, 107, 110)}
+
+
+@cache
+def _lacks(opcode: str, target: str) -> str:
+    """What target an instruction needs, if `target` does not have it; else nothing."""
+    families = families_of(opcode)
+    number = _sm(target) if re.search(r"\d", target) else 0
+    own = _OWN.get(re.split(r"\.|::", opcode)[0])
+    if own is not None:
+        return "" if number in own and target[-1] in "af" else " or ".join(f"sm_{n}a" for n in own)
+    if not families or _sm(families[0].target) < 90 or number >= _sm(families[0].target):
+        return ""
+    return f"{families[0].target} or later"
+
+
+def check_target(opcode: str, target: str, line: int) -> None:
+    """UsageError where no architecture like a module's target has an instruction, as ptxas says it.
+
+    Only what came with sm_90 or later is looked at, and of each family the oldest form.
+    """
+    needed = _lacks(opcode, target)
+    if needed:
+        raise UsageError(f"PTX line {line}: {opcode} needs .target {needed}; this module says {target}")
 
 
 @cache
