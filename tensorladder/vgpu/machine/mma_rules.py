@@ -64,8 +64,10 @@ def describe(code: int, address: int, a: int, b: int) -> str:
     if code == L.ERR_MMA_TILE:
         return f"the tile of {_OPERANDS[b]} that descriptor {address:#x} names leaves the CTA's shared memory"
     if code == L.ERR_MMA_COLUMNS:
-        return f"{_OPERANDS[b]} at tensor memory address {address:#x}: {a} columns are not all the CTA's when the "
-        "product is done (deallocated before its tcgen05.commit was waited for?)"
+        return (
+            f"{_OPERANDS[b]} at tensor memory address {address:#x}: {a} columns are not all the CTA's when the product "
+            "is done (deallocated before its tcgen05.commit was waited for?)"
+        )
     if code == L.ERR_MMA_LANE:
         return f"{_OPERANDS[b]} at tensor memory address {address:#x}: its lane must be {'0 or 16' if a else '0'}"
     if code == L.ERR_MMA_LANES_DIFFER:
