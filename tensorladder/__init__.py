@@ -1,3 +1,19 @@
 """tensorladder: learn, write, test and use tensor-core kernels from Python, with or without a GPU."""
 
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from tensorladder.ops import matmul
+
+__all__ = ["__version__", "matmul"]
+
+
+def __getattr__(name: str) -> Any:
+    """`matmul` on first use: torch is no part of the base install, and slow to import."""
+    if name == "matmul":
+        from tensorladder import ops
+
+        return ops.matmul
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

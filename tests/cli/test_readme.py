@@ -58,6 +58,8 @@ def test_the_python_in_the_readme_runs(tmp_path, monkeypatch):
     pytest.importorskip("llvmlite")
     pytest.importorskip("cutlass")
     shutil.copy(Path(__file__).parents[1] / "data" / "saxpy.ptx", tmp_path)
+    pytest.importorskip("torch")
+    monkeypatch.setenv("TENSORLADDER_DEVICE", "vgpu")
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"^```python\n(.*?)^```", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     names: dict = {}

@@ -16,7 +16,7 @@ pytest.importorskip("ml_dtypes")
 pytest.importorskip("llvmlite")
 
 from tensorladder.rungs.hopper.c6_epilogue import EpilogueGemmConfig, build
-from tensorladder.rungs.parts.epilogue import Form
+from tensorladder.rungs.parts.form import Form
 from tensorladder.vgpu import Device
 
 SMALL = EpilogueGemmConfig(tile=(128, 64, 64), c_stages=1, stages=2, sm_count=3)

@@ -41,7 +41,7 @@ from tensorladder.core import arch as archs
 from tensorladder.core.program import Program
 from tensorladder.frontends.cutedsl import compile_program
 from tensorladder.rungs.parts import epilogue
-from tensorladder.rungs.parts.epilogue import Form
+from tensorladder.rungs.parts.form import Form
 from tensorladder.rungs.parts.tensors import ELEMENT_TYPES, row_major
 from tensorladder.rungs.rung import Rung
 

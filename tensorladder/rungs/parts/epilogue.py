@@ -2,30 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import cutlass
 import cutlass.cute as cute
 from cutlass.cute.nvgpu import OperandMajorMode
 
 SQRT_HALF = 0.7071067811865476
-
-
-@dataclass(frozen=True)
-class Form:
-    """What a product computes, and on what: element types, majors, and the parts of the epilogue.
-
-    dtype: of A and B. out, residual, bias: element types of C, R and the bias; "" where there is no such operand (C
-    always is). a_major, b_major: the extent that is contiguous, "k" or "mn". activation: a name in ACTIVATIONS.
-    """
-
-    dtype: str
-    out: str
-    residual: str = ""
-    bias: str = ""
-    a_major: str = "k"
-    b_major: str = "k"
-    activation: str = "none"
 
 
 @cute.jit

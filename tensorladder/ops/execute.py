@@ -1,0 +1,172 @@
+"""Run a planned product: on the GPU, on torch's current stream, or on the virtual GPU where that is asked for.
+
+TENSORLADDER_DEVICE=vgpu runs calls with CPU tensors on the virtual GPU; vgpu:lazy, vgpu:timed and vgpu:random:N say
+when its asynchronous effects happen.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from typing import Any
+
+import numpy as np
+import torch
+
+from tensorladder.core.dlpack import View
+from tensorladder.core.errors import MissingExtra, UsageError
+from tensorladder.core.program import Program
+from tensorladder.measure.request import parse_policy
+from tensorladder.ops.choose import choose
+from tensorladder.ops.plan import Matrix, Plan
+from tensorladder.problems import DTYPES
+from tensorladder.rungs.parts.form import Form
+
+ARCH, CAPABILITY = "sm_90a", (9, 0)
+VIRTUAL_SMS = 132
+CUDA = 2  # DLPack's number
+BITS = {"fp16": torch.int16, "bf16": torch.int16, "fp32": torch.int32}
+
+_local = threading.local()
+
+
+def virtual() -> str | None:
+    """The policy of the virtual GPU that TENSORLADDER_DEVICE asks for; None where it does not."""
+    place, _, policy = os.environ.get("TENSORLADDER_DEVICE", "").strip().lower().partition(":")
+    if place in ("", "cuda", "gpu"):
+        return None
+    if place != "vgpu":
+        raise UsageError(f"TENSORLADDER_DEVICE={place!r}: it takes vgpu (or vgpu:lazy, vgpu:random:7), or cuda")
+    return parse_policy(policy or "eager")
+
+
+@functools.lru_cache(maxsize=256)
+def program(form: Form, config: Any) -> Program:
+    """The compiled kernel of a form, for all extents. MissingExtra without the DSL."""
+    try:
+        from tensorladder.rungs.hopper import c6_epilogue
+    except ModuleNotFoundError as error:
+        raise MissingExtra("nvidia-cutlass-dsl (compiles the kernel)", "climb") from error
+    return c6_epilogue.build(ARCH, form, config)
+
+
+@functools.lru_cache(maxsize=4096)
+def config_for(m: int, n: int, k: int, sm_count: int) -> Any:
+    """The kernel's knobs for a product of these extents."""
+    try:
+        from tensorladder.rungs.hopper.c6_epilogue import EpilogueGemmConfig
+    except ModuleNotFoundError as error:
+        raise MissingExtra("nvidia-cutlass-dsl (compiles the kernel)", "climb") from error
+    return EpilogueGemmConfig(**choose(m, n, k, sm_count)._asdict(), sm_count=sm_count)
+
+
+def run(plan: Plan, tensors: dict[str, torch.Tensor | None], alpha: float, beta: float, config: Any = None) -> None:
+    """Multiply. tensors: a, b, out, residual, bias, on one device; `plan` is not empty."""
+    policy = virtual()
+    given = [tensor for tensor in tensors.values() if tensor is not None]
+    devices = {tensor.device for tensor in given}
+    if len(devices) > 1:
+        places = ", ".join(f"{name} on {tensor.device}" for name, tensor in tensors.items() if tensor is not None)
+        raise UsageError(f"all tensors must lie on one device: {places}")
+    (device,) = devices
+    if policy is not None and device.type == "cpu":
+        _on_virtual(plan, tensors, alpha, beta, config, policy)
+    elif device.type == "cuda":
+        _on_gpu(plan, tensors, alpha, beta, config)
+    elif torch.cuda.is_available():
+        raise UsageError(f"a: lies on {device}: move it to the GPU, or set TENSORLADDER_DEVICE=vgpu")
+    else:
+        raise UsageError("there is no GPU here: TENSORLADDER_DEVICE=vgpu runs small products on the virtual one")
+
+
+def _matrices(plan: Plan) -> dict[str, Matrix | None]:
+    dense = Matrix((plan.m, plan.n), "k", plan.n)
+    return {"a": plan.a, "b": plan.b, "out": plan.c or dense, "residual": plan.r}
+
+
+def _on_gpu(
+    plan: Plan, tensors: dict[str, torch.Tensor | None], alpha: float, beta: float, config: Any
+) -> None:
+    from tensorladder.silicon import driver
+
+    device = tensors["a"].device  # type: ignore[union-attr]
+    have, sms = _properties(device.index)
+    if have != CAPABILITY:
+        raise UsageError(f"the GPU here is sm_{have[0]}{have[1]}: matmul is for sm_90 so far")
+    config = config or config_for(plan.m, plan.n, plan.k, sms)
+    where = (CUDA, device.index)
+
+    def view(tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> View:
+        return View(tensor.data_ptr(), shape, strides, str(tensor.dtype).removeprefix("torch."), where, tensor)
+
+    arguments: list[View | None] = []
+    for name, matrix in _matrices(plan).items():
+        tensor = tensors[name]
+        arguments.append(None if tensor is None or matrix is None else view(tensor, matrix.shape, matrix.strides))
+    bias = tensors["bias"]
+    arguments.append(None if bias is None else view(bias, (plan.n,), (1,)))
+    arguments.append(view(_factors(alpha, beta, device.index), (2,), (1,)))
+    with torch.cuda.device(device):
+        handle = torch.cuda.current_stream().cuda_stream
+        streams = _local.__dict__.setdefault("streams", {})
+        stream = streams.setdefault((device.index, handle), driver.Stream(handle))
+        program(plan.form, config)(stream, *arguments)
+        stream.submit()
+
+
+@functools.cache
+def _properties(index: int) -> tuple[tuple[int, int], int]:
+    found = torch.cuda.get_device_properties(index)
+    return (found.major, found.minor), found.multi_processor_count
+
+
+@functools.lru_cache(maxsize=1024)
+def _factors(alpha: float, beta: float, index: int) -> torch.Tensor:
+    """(alpha, beta) on a GPU: made once, so that a call copies nothing."""
+    made = torch.tensor([alpha, beta], dtype=torch.float32, device=f"cuda:{index}")
+    torch.cuda.synchronize(index)  # any stream may read it from now on
+    return made
+
+
+def _on_virtual(
+    plan: Plan, tensors: dict[str, torch.Tensor | None], alpha: float, beta: float, config: Any, policy: str
+) -> None:
+    try:
+        from tensorladder.vgpu import Device
+    except ModuleNotFoundError as error:
+        raise MissingExtra(f"{error.name} (the virtual GPU's engine)", "climb") from error
+    device = Device(arch=ARCH, policy=policy)
+    types = {
+        "a": plan.form.dtype, "b": plan.form.dtype, "out": plan.form.out, "residual": plan.form.residual,
+    }  # fmt: skip
+    arrays: dict[str, np.ndarray | None] = {}
+    for name, matrix in _matrices(plan).items():
+        arrays[name] = None
+        tensor = tensors[name]
+        if tensor is not None and matrix is not None:
+            lines, extent = matrix.shape if matrix.major == "k" else matrix.shape[::-1]
+            array = device.memory.empty(name, (lines, matrix.pitch), DTYPES[types[name]].numpy)[:, :extent]
+            arrays[name] = array if matrix.major == "k" else array.T
+            if name != "out":
+                arrays[name][...] = _seen(tensor, types[name], matrix)
+    bias = tensors["bias"]
+    if bias is not None:
+        arrays["bias"] = device.memory.empty("bias", (plan.n,), DTYPES[plan.form.bias].numpy)
+        arrays["bias"][...] = _seen(bias, plan.form.bias, None)
+    factors = device.memory.empty("factors", (2,), np.dtype(np.float32))
+    factors[...] = (alpha, beta)
+    stream = device.stream()
+    compiled = program(plan.form, config or config_for(plan.m, plan.n, plan.k, VIRTUAL_SMS))
+    compiled(stream, *(arrays.get(name) for name in ("a", "b", "out", "residual", "bias")), factors)
+    stream.synchronize()
+    _seen(tensors["out"], plan.form.out, _matrices(plan)["out"])[...] = arrays["out"]
+
+
+def _seen(tensor: torch.Tensor | None, dtype: str, matrix: Matrix | None) -> np.ndarray:
+    """A CPU tensor's memory as an array: as the matrix that the kernel sees, or as it is."""
+    assert tensor is not None
+    tensor = tensor.detach()
+    if matrix is not None:
+        tensor = tensor.as_strided(matrix.shape, matrix.strides)
+    return tensor.view(BITS[dtype]).numpy().view(DTYPES[dtype].numpy)
