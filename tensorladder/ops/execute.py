@@ -95,24 +95,30 @@ def _on_gpu(
     if have != CAPABILITY:
         raise UsageError(f"the GPU here is sm_{have[0]}{have[1]}: matmul is for sm_90 so far")
     config = config or config_for(plan.m, plan.n, plan.k, sms)
-    where = (CUDA, device.index)
-
-    def view(tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> View:
-        return View(tensor.data_ptr(), shape, strides, str(tensor.dtype).removeprefix("torch."), where, tensor)
-
-    arguments: list[View | None] = []
-    for name, matrix in _matrices(plan).items():
-        tensor = tensors[name]
-        arguments.append(None if tensor is None or matrix is None else view(tensor, matrix.shape, matrix.strides))
-    bias = tensors["bias"]
-    arguments.append(None if bias is None else view(bias, (plan.n,), (1,)))
-    arguments.append(view(_factors(alpha, beta, device.index), (2,), (1,)))
+    arguments = views(plan, tensors, _factors(alpha, beta, device.index))
     with torch.cuda.device(device):
         handle = torch.cuda.current_stream().cuda_stream
         streams = _local.__dict__.setdefault("streams", {})
         stream = streams.setdefault((device.index, handle), driver.Stream(handle))
         program(plan.form, config)(stream, *arguments)
         stream.submit()
+
+
+def views(plan: Plan, tensors: dict[str, torch.Tensor | None], factors: torch.Tensor) -> list[View | None]:
+    """The kernel's arguments: tensors as the matrices that it sees.
+
+    Not through torch's DLPack, which changes the strides of single rows: no tensor map has a pitch of 2 bytes.
+    """
+
+    def view(tensor: torch.Tensor | None, shape: tuple[int, ...], strides: tuple[int, ...]) -> View | None:
+        if tensor is None:
+            return None
+        name, where = str(tensor.dtype).removeprefix("torch."), (CUDA, tensor.device.index or 0)
+        return View(tensor.data_ptr(), shape, strides, name, where, tensor)
+
+    matrices = [(tensors[name], matrix) for name, matrix in _matrices(plan).items()]
+    seen = [None if matrix is None else view(tensor, matrix.shape, matrix.strides) for tensor, matrix in matrices]
+    return [*seen, view(tensors["bias"], (plan.n,), (1,)), view(factors, (2,), (1,))]
 
 
 @functools.cache
@@ -123,7 +129,7 @@ def _properties(index: int) -> tuple[tuple[int, int], int]:
 
 @functools.lru_cache(maxsize=1024)
 def _factors(alpha: float, beta: float, index: int) -> torch.Tensor:
-    """(alpha, beta) on a GPU: made once, so that a call copies nothing."""
+    """(alpha, beta) on a GPU: made by the first call, so that later ones copy nothing and can be captured."""
     made = torch.tensor([alpha, beta], dtype=torch.float32, device=f"cuda:{index}")
     torch.cuda.synchronize(index)  # any stream may read it from now on
     return made
@@ -147,13 +153,15 @@ def _on_virtual(
         if tensor is not None and matrix is not None:
             lines, extent = matrix.shape if matrix.major == "k" else matrix.shape[::-1]
             array = device.memory.empty(name, (lines, matrix.pitch), DTYPES[types[name]].numpy)[:, :extent]
-            arrays[name] = array if matrix.major == "k" else array.T
+            array = array if matrix.major == "k" else array.T
             if name != "out":
-                arrays[name][...] = _seen(tensor, types[name], matrix)
+                array[...] = _seen(tensor, types[name], matrix)
+            arrays[name] = array
     bias = tensors["bias"]
     if bias is not None:
-        arrays["bias"] = device.memory.empty("bias", (plan.n,), DTYPES[plan.form.bias].numpy)
-        arrays["bias"][...] = _seen(bias, plan.form.bias, None)
+        array = device.memory.empty("bias", (plan.n,), DTYPES[plan.form.bias].numpy)
+        array[...] = _seen(bias, plan.form.bias, None)
+        arrays["bias"] = array
     factors = device.memory.empty("factors", (2,), np.dtype(np.float32))
     factors[...] = (alpha, beta)
     stream = device.stream()

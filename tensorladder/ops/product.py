@@ -5,6 +5,7 @@ import math
 from typing import Any, Optional
 
 import torch
+from torch import Tensor
 
 from tensorladder.core.errors import UsageError
 from tensorladder.ops import execute
@@ -12,7 +13,6 @@ from tensorladder.ops.plan import Array, Plan, plan
 
 NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 TYPES = {name: dtype for dtype, name in NAMES.items()}
-Tensor = torch.Tensor
 
 
 def matmul(
