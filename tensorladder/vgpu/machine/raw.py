@@ -193,18 +193,6 @@ def fill_bytes(typing, dst, value, size):
 
 
 @intrinsic
-def fma32(typing, a, b, c):
-    """Fused multiply-add in float32."""
-
-    def codegen(context, builder, sig, args):
-        fn = builder.module.declare_intrinsic("llvm.fma", [ir.FloatType()])
-        return builder.call(fn, list(args))
-
-    f = types.float32
-    return f(f, f, f), codegen
-
-
-@intrinsic
 def run_warp(typing, kernel, warp):
     """Call a compiled kernel: i64 kernel(i64 warp)."""
 
