@@ -13,7 +13,7 @@ import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -63,12 +63,38 @@ def write(name: str, data: bytes) -> None:
         _warn_once(str(cache_dir()), "a file stands where a folder must be" if blocked else e.strerror or str(e))
 
 
+@contextlib.contextmanager
+def _alone(name: str) -> Iterator[None]:
+    """Processes that want the same file wait for the one that builds it, where the system has file locks."""
+    path = cache_dir() / f"{name}.lock"
+    try:
+        import fcntl
+
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = path.open("w")
+    except (ImportError, OSError):  # then each builds its own
+        yield
+        return
+    with lock:
+        with contextlib.suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+        path.unlink(missing_ok=True)
+
+
 def cached_bytes(name: str, build: Callable[[], bytes], label: str = "") -> bytes:
-    """The cached bytes under `name`, made by `build` where there are none. `label` is shown while building."""
+    """The cached bytes under `name`, made by `build` where there are none, by one process at a time.
+
+    `label` is shown while building.
+    """
     data = read(name)
-    if data is None:
-        if label and sys.stderr.isatty():
-            print(f"{label} ...", file=sys.stderr, flush=True)
-        data = build()
-        write(name, data)
+    if data is not None:
+        return data
+    with _alone(name):
+        data = read(name)
+        if data is None:
+            if label and sys.stderr.isatty():
+                print(f"{label} ...", file=sys.stderr, flush=True)
+            data = build()
+            write(name, data)
     return data

@@ -1,6 +1,8 @@
 """The disk cache: what is kept comes back whole or not at all."""
 
 import os
+import threading
+import time
 import warnings
 
 import pytest
@@ -54,3 +56,22 @@ def test_a_write_that_fails_leaves_nothing_behind_and_warns_once(folder, monkeyp
         cache.write("y", b"new")
     assert [p.name for p in folder.iterdir()] == ["x"] and cache.read("x") == b"old"
     assert len(seen) == 1 and "No space left" in str(seen[0].message)
+
+
+def test_one_builds_and_the_others_wait(folder):
+    built, started = [], threading.Event()
+
+    def build():
+        started.set()
+        built.append(1)
+        time.sleep(0.05)
+        return b"data"
+
+    found = []
+    first = threading.Thread(target=lambda: found.append(cache.cached_bytes("one", build)))
+    first.start()
+    started.wait()
+    found.append(cache.cached_bytes("one", build))
+    first.join()
+    assert found == [b"data"] * 2 and built == [1]
+    assert [path.name for path in folder.iterdir()] == ["one"]
