@@ -166,6 +166,7 @@ def test_text_that_cannot_be_read(text: str) -> None:
         ({"args": []}, "takes 1 arguments"), ({"args": [None]}, "NoneType"), ({"args": [b"abc"]}, "8 bytes"),
         ({"args": [np.array([None] * 64)]}, "Python objects"), ({"args": [5.0]}, "no integer"), ({"args": [2**64]}, "does not fit"),
         ({"ptx_text": STORE.encode()}, "bytes given"), ({"ptx_text": ""}, "not a PTX module"), ({"kernel": "x"}, "it has: k"),
+        ({"arch": "sm_80"}, "for sm_90a, which does not run on sm_80"), ({"arch": "sm_100a"}, "give arch='sm_90a'"),
     ],
 )  # fmt: skip
 def test_launches_that_make_no_sense(changed: dict, message: str) -> None:

@@ -367,7 +367,7 @@ def test_a_kernel_has_one_cta_group() -> None:
 
 
 def test_hopper_has_no_tensor_memory() -> None:
-    with pytest.raises(KernelError, match="no tensor memory"):
+    with pytest.raises(UsageError, match="does not run on sm_90a"):
         vgpu.launch(kernel(alloc(32), 0), "kernel", 1, 128, [], arch="sm_90a")
 
 

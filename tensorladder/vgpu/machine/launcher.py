@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tensorladder.core import arch as archs
 from tensorladder.core.errors import UsageError
 from tensorladder.core.program import Launch, Module
 from tensorladder.vgpu.machine.device import Device
@@ -108,6 +109,12 @@ def launch(
         names = ", ".join(sorted(module.kernels)) or "none"
         raise UsageError(f"kernel {kernel!r} is not in the PTX module (it has: {names})")
     device = device or Device(arch or module.target, policy, seed, checked, timeout)
+    target = archs.ARCHS.get(module.target)
+    if target is not None and not archs.runs_on(target, device.arch):
+        raise UsageError(
+            f"kernel {kernel}: the PTX module is for {module.target}, which does not run on {device.arch.name}; "
+            f"give arch={module.target!r}"
+        )
     if not isinstance(smem, int | np.integer):
         raise UsageError(f"smem={smem!r}: a number of bytes is wanted")
     params = pack_params(module.kernels[kernel].params, args, kernel)
