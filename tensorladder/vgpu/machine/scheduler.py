@@ -109,7 +109,8 @@ def run_slice(u, c, w, policy):
     length = SLICE
     if policy == L.POLICY_RANDOM:
         r = rng(u + L.U_RNG)
-        length = (r & 63) + 1 if r & 0x100 else (r >> 9) & 0xFFF
+        # never 0: a warp that has not run stands where it stood, which would count as going in circles
+        length = (r & 63 if r & 0x100 else (r >> 9) & 0xFFF) + 1
     elif policy == L.POLICY_TIMED:
         length = TIMED_SLICE
     start = ld64(w + L.W_CLOCK)
