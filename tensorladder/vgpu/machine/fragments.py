@@ -17,8 +17,7 @@ from __future__ import annotations
 from numba import types
 from numba.extending import intrinsic
 
-from tensorladder.vgpu.machine.matmul import _extern
-from tensorladder.vgpu.machine.tensorcore import _ELEMENTS, _mask, _shuffle, _widen, _Writer
+from tensorladder.vgpu.machine.elements import ELEMENTS, Writer, extern, mask, shuffle, widen
 
 #: product functions: accumulate in f32 or f64 to f32 or f16 registers; integers wrapping or saturating
 F32, F32_WIDE, F16, F16_WIDE, S32, S32_SAT = range(6)
@@ -31,7 +30,7 @@ def _product_call(name: str):
     @intrinsic
     def product(typing, table, frames, a, b, blocks, k, keep):
         """D = A B, plus D where `keep`: table of D's offsets (i32), four frames, spread A, packed B, N/8, K."""
-        return types.void(*[types.int64] * 7), _extern(name, 7)
+        return types.void(*[types.int64] * 7), extern(name, 7)
 
     return product
 
@@ -43,7 +42,7 @@ def _register_call(name: str):
     @intrinsic
     def spread(typing, table, frames, dst, flip):
         """A from four registers (offsets, i32, in `table`) of each of four frames; `flip` is xored to every element."""
-        return types.void(*[types.int64] * 4), _extern(name, 4)
+        return types.void(*[types.int64] * 4), extern(name, 4)
 
     return spread
 
@@ -54,17 +53,17 @@ _ra_f16, _ra_bf16, _ra_tf32, _ra_e4m3, _ra_e5m2, _ra_s8, _ra_u8 = (_register_cal
 @intrinsic
 def spread_rows(typing, dst, src, pitch, k, flip):
     """Spread A from `k` lines of 64 elements, `pitch` bytes apart; `flip` is xored to every element."""
-    return types.void(*[types.int64] * 5), _extern("tl_spread_rows", 5)
+    return types.void(*[types.int64] * 5), extern("tl_spread_rows", 5)
 
 
 @intrinsic
 def pack_columns(typing, dst, src, pitch, k, blocks):
     """Packed B from `k` lines of 8 `blocks` elements, `pitch` bytes apart."""
-    return types.void(*[types.int64] * 5), _extern("tl_pack_columns", 5)
+    return types.void(*[types.int64] * 5), extern("tl_pack_columns", 5)
 
 
 # ---------------------------------------------------------------- IR
-def _load_accumulators(w: _Writer, kind: str) -> list[str]:
+def _load_accumulators(w: Writer, kind: str) -> list[str]:
     """The four lane vectors of a block, (h, e) order; zeros unless %keep."""
     acc = _accumulator(kind)
     out = []
@@ -72,7 +71,7 @@ def _load_accumulators(w: _Writer, kind: str) -> list[str]:
         for h in range(2):
             raw = w.op(f"load <64 x half>, ptr %d{h}, align 4")
             for e in range(2):
-                part = _shuffle(w, 64, "half", raw, [2 * lane + e for lane in range(32)])
+                part = shuffle(w, 64, "half", raw, [2 * lane + e for lane in range(32)])
                 out.append(w.op(f"fpext <32 x half> {part} to <32 x {acc}>"))
     else:
         stored = "i32" if acc == "i32" else "float"
@@ -88,12 +87,12 @@ def _accumulator(kind: str) -> str:
     return "double" if kind.endswith("wide") else "float"
 
 
-def _store_accumulators(w: _Writer, kind: str, values: list[str]) -> None:
+def _store_accumulators(w: Writer, kind: str, values: list[str]) -> None:
     acc = _accumulator(kind)
     if kind.startswith("f16"):
         for h in range(2):
             pair = [w.op(f"fptrunc <32 x {acc}> {values[2 * h + e]} to <32 x half>") for e in range(2)]
-            order = _mask([i // 2 + 32 * (i % 2) for i in range(64)])
+            order = mask([i // 2 + 32 * (i % 2) for i in range(64)])
             both = w.op(f"shufflevector <32 x half> {pair[0]}, <32 x half> {pair[1]}, {order}")
             w.line(f"store <64 x half> {both}, ptr %d{h}, align 4")
         return
@@ -103,7 +102,7 @@ def _store_accumulators(w: _Writer, kind: str, values: list[str]) -> None:
         w.line(f"store <32 x {'i32' if acc == 'i32' else 'float'}> {value}, ptr %d{r}, align 4")
 
 
-def _step(w: _Writer, acc: str) -> None:
+def _step(w: Writer, acc: str) -> None:
     """One k: %t0 to %t3 from %s0 to %s3, A at %ap (two lane vectors), B at %bp (two of four elements)."""
     stored = "i32" if acc == "i32" else "float"
     rows, columns = [], []
@@ -116,7 +115,7 @@ def _step(w: _Writer, acc: str) -> None:
     if acc == "double":
         rows = [w.op(f"fpext <32 x float> {x} to <32 x double>") for x in rows]
         columns = [w.op(f"fpext <4 x float> {x} to <4 x double>") for x in columns]
-    columns = [_shuffle(w, 4, acc, x, [lane % 4 for lane in range(32)]) for x in columns]
+    columns = [shuffle(w, 4, acc, x, [lane % 4 for lane in range(32)]) for x in columns]
     v = f"<32 x {acc}>"
     for h in range(2):
         for e in range(2):
@@ -130,7 +129,7 @@ def _step(w: _Writer, acc: str) -> None:
 
 def _product(kind: str) -> str:
     """tl_wgmma_<kind>: warps, blocks of eight columns, k."""
-    w = _Writer()
+    w = Writer()
     acc = _accumulator(kind)
     v = f"<32 x {acc}>"
     count = 2 if kind.startswith("f16") else 4
@@ -191,8 +190,8 @@ end:
 
 def _spread_registers(ty: str) -> str:
     """tl_spread_<type>: register 2 b + h of a warp holds rows 8 h + g, columns from per (4 b + t) on."""
-    w = _Writer()
-    per, bits = _ELEMENTS[ty]
+    w = Writer()
+    per, bits = ELEMENTS[ty]
     acc = "i32" if ty in ("s8", "u8") else "float"
     wide = 4 * per
     for block in range(2):
@@ -201,10 +200,10 @@ def _spread_registers(ty: str) -> str:
             offset = w.op(f"load i32, ptr {p}, align 4")
             p = w.op(f"getelementptr i8, ptr %frame, i32 {offset}")
             raw = w.op(f"load <{32 * per} x i{bits}>, ptr {p}, align 4")
-            value = _widen(w, ty, 32 * per, raw, acc)
+            value = widen(w, ty, 32 * per, raw, acc)
             value = w.op(f"bitcast <{32 * per} x {acc}> {value} to <{32 * per} x i32>")
             for kk in range(wide):
-                rows = _shuffle(w, 32 * per, "i32", value, [lane // 4 * wide + kk for lane in range(32)])
+                rows = shuffle(w, 32 * per, "i32", value, [lane // 4 * wide + kk for lane in range(32)])
                 rows = w.op(f"xor <32 x i32> {rows}, %flips")
                 p = w.op(f"getelementptr i8, ptr %dw, i64 {256 * (wide * block + kk) + 128 * h}")
                 w.line(f"store <32 x i32> {rows}, ptr {p}, align 64")
@@ -273,7 +272,7 @@ eight:
   %jb = mul i64 %j, 32
   %sj = getelementptr i8, ptr %sp, i64 %jb
   %x = load <8 x i32>, ptr %sj, align 4
-  %y = shufflevector <8 x i32> %x, <8 x i32> poison, {_mask(picks)}
+  %y = shufflevector <8 x i32> %x, <8 x i32> poison, {mask(picks)}
 {change}
 {place}
   %dj = getelementptr i8, ptr %d, i64 %to

@@ -29,6 +29,7 @@ from tensorladder.vgpu.machine.queue import (
     LAT_CP_ASYNC,
     LAT_TMA_LOAD,
     LAT_TMA_STORE,
+    NO_GROUP,
     enqueue,
     is_eager,
     pending_op,
@@ -37,8 +38,6 @@ from tensorladder.vgpu.machine.raw import ld32, ld64, move16, st32, st64, traili
 from tensorladder.vgpu.machine.scheduler import groups_done
 from tensorladder.vgpu.machine.tma import RULE_ALIGN, box_bytes, broken_rule
 
-#: of operations that complete on an mbarrier: later than any group
-NO_GROUP = 1 << 40
 _MAP_ALIGN = 63  # a map starts at a 64-byte boundary
 
 

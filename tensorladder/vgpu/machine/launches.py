@@ -9,19 +9,18 @@ from tensorladder.vgpu.machine.hooks import EVENT_ISSUE, record
 from tensorladder.vgpu.machine.lanes import block, fail
 from tensorladder.vgpu.machine.layout import SPACE_GENERIC, SPACE_SHARED
 from tensorladder.vgpu.machine.mbarrier import mbarrier_at, shared_at
+from tensorladder.vgpu.machine.memory import in_own_window
 from tensorladder.vgpu.machine.native import export, helper
-from tensorladder.vgpu.machine.queue import LAT_BULK, rng
+from tensorladder.vgpu.machine.queue import LAT_BULK, NO_GROUP, rng
 from tensorladder.vgpu.machine.raw import ld64, st64
-
-_NO_GROUP = 1 << 40
 
 
 @helper
-def is_own(w, space, address):
+def in_own_shared(w, space, address):
     """Whether an address lies in the shared::cta window of the warp's CTA."""
     if space == SPACE_GENERIC and address & L.WINDOW_MASK != L.SHARED_WINDOW:
         return False
-    return (address & 0xFFFFFFFF) >> L.RANK_SHIFT == ld64(w + L.W_RANK)
+    return in_own_window(w, address)
 
 
 @export
@@ -33,8 +32,8 @@ def tl_try_cancel(w, space, responses, barriers, every, lanes, iid):
             continue
         address = ld64(responses + 8 * lane)
         barrier = ld64(barriers + 8 * lane)
-        if not is_own(w, space, address) or not is_own(w, space, barrier):
-            fail(w, L.ERR_CLC_SPACE, iid, lane, barrier if is_own(w, space, address) else address, 0, 0)
+        if not in_own_shared(w, space, address) or not in_own_shared(w, space, barrier):
+            fail(w, L.ERR_CLC_SPACE, iid, lane, barrier if in_own_shared(w, space, address) else address, 0, 0)
             return 0
         if address & (RESPONSE_BYTES - 1):
             fail(w, L.ERR_MISALIGNED, iid, lane, address & 0xFFFFFFFF, RESPONSE_BYTES, SPACE_SHARED)
@@ -47,7 +46,7 @@ def tl_try_cancel(w, space, responses, barriers, every, lanes, iid):
         op = begin(w, L.OP_CLC, 1 << lane, iid)
         if op == 0:
             return 0
-        st64(op + L.A_GROUP, _NO_GROUP)
+        st64(op + L.A_GROUP, NO_GROUP)
         st64(op + L.A_DST, address & 0xFFFFFFFF)
         st64(op + L.A_MBAR, barrier & 0xFFFFFFFF)
         all_ranks = (1 << cluster_ctas(ld64(w + L.W_LAUNCH))) - 1

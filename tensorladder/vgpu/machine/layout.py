@@ -87,7 +87,6 @@ WAIT_TIMED_OUT = 15  # a suspended try_wait that is to return false
 WAIT_WGMMA = 16  # wgmma groups up to A done
 WAIT_TMEM_ALLOC = 17  # A columns of tensor memory
 WAIT_TMEM_STORE = 18  # the warp's tcgen05.st done
-WAIT_TMEM_LOAD = 19  # the warp's tcgen05.ld done
 WAIT_GRID = 20  # griddepcontrol.wait: the grids before the launch A
 
 # ---------------------------------------------------------------- CTA

@@ -7,19 +7,17 @@ step is one fused multiply-add in order of k, so that a product cut along k give
 
 from __future__ import annotations
 
-from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 from tensorladder.vgpu.machine import layout as L
+from tensorladder.vgpu.machine.elements import Writer, extern
 from tensorladder.vgpu.machine.native import helper
 
 #: float32 in steps of one fused multiply-add; float64 sums, rounded to float32 at the end; 32-bit integers, wrapping;
 #: as Hopper's tensor cores add (see _exact): 16-bit and tf32 operands, 8-bit ones, and both with sums rounded to f16
 GEMM_F32, GEMM_F64, GEMM_S32, GEMM_EXACT, GEMM_EXACT_F8, GEMM_EXACT_F16, GEMM_EXACT_F8_F16 = range(7)
 
-_I64 = ir.IntType(64)
 
 
 def block_shape(features: str) -> tuple[int, int]:
@@ -27,50 +25,17 @@ def block_shape(features: str) -> tuple[int, int]:
     return (8, 32) if "+avx512f" in features else (4, 16)
 
 
-def _extern(name: str, count: int):
-    """An intrinsic that calls a function of this module's IR: `count` int64 arguments, no result."""
+def _product(name: str):
+    @intrinsic
+    def product(typing, d, ds, a, ar, ac, b, bs, m, n, k):
+        """D += A B; see gemm."""
+        return types.void(*[types.int64] * 10), extern(name, 10)
 
-    def codegen(context, builder, sig, args):
-        kind = ir.FunctionType(ir.VoidType(), [_I64] * count)
-        builder.call(cgutils.get_or_insert_function(builder.module, kind, name), args)
-        return context.get_dummy_value()
-
-    return codegen
+    return product
 
 
-@intrinsic
-def _gemm_f32(typing, d, ds, a, ar, ac, b, bs, m, n, k):
-    return types.void(*[types.int64] * 10), _extern("tl_gemm_f32", 10)
-
-
-@intrinsic
-def _gemm_f64(typing, d, ds, a, ar, ac, b, bs, m, n, k):
-    return types.void(*[types.int64] * 10), _extern("tl_gemm_f64", 10)
-
-
-@intrinsic
-def _gemm_s32(typing, d, ds, a, ar, ac, b, bs, m, n, k):
-    return types.void(*[types.int64] * 10), _extern("tl_gemm_s32", 10)
-
-
-@intrinsic
-def _gemm_exact(typing, d, ds, a, ar, ac, b, bs, m, n, k):
-    return types.void(*[types.int64] * 10), _extern("tl_gemm_exact", 10)
-
-
-@intrinsic
-def _gemm_exact_f8(typing, d, ds, a, ar, ac, b, bs, m, n, k):
-    return types.void(*[types.int64] * 10), _extern("tl_gemm_exact_f8", 10)
-
-
-@intrinsic
-def _gemm_exact_f16(typing, d, ds, a, ar, ac, b, bs, m, n, k):
-    return types.void(*[types.int64] * 10), _extern("tl_gemm_exact_f16", 10)
-
-
-@intrinsic
-def _gemm_exact_f8_f16(typing, d, ds, a, ar, ac, b, bs, m, n, k):
-    return types.void(*[types.int64] * 10), _extern("tl_gemm_exact_f8_f16", 10)
+_KINDS = ("f32", "f64", "s32", "exact", "exact_f8", "exact_f16", "exact_f8_f16")
+_f32, _f64, _s32, _exact_wide, _exact_f8, _exact_f16, _exact_f8_f16 = (_product(f"tl_gemm_{n}") for n in _KINDS)
 
 
 @helper
@@ -81,19 +46,19 @@ def gemm(kind, d, d_stride, a, a_row, a_col, b, b_stride, m, n, k):
     and GEMM_S32 round once a call: k is then the instruction's.
     """
     if kind == GEMM_F32:
-        _gemm_f32(d, d_stride, a, a_row, a_col, b, b_stride, m, n, k)
+        _f32(d, d_stride, a, a_row, a_col, b, b_stride, m, n, k)
     elif kind == GEMM_F64:
-        _gemm_f64(d, d_stride, a, a_row, a_col, b, b_stride, m, n, k)
+        _f64(d, d_stride, a, a_row, a_col, b, b_stride, m, n, k)
     elif kind == GEMM_S32:
-        _gemm_s32(d, d_stride, a, a_row, a_col, b, b_stride, m, n, k)
+        _s32(d, d_stride, a, a_row, a_col, b, b_stride, m, n, k)
     elif kind == GEMM_EXACT:
-        _gemm_exact(d, d_stride, a, a_row, a_col, b, b_stride, m, n, k)
+        _exact_wide(d, d_stride, a, a_row, a_col, b, b_stride, m, n, k)
     elif kind == GEMM_EXACT_F8:
-        _gemm_exact_f8(d, d_stride, a, a_row, a_col, b, b_stride, m, n, k)
+        _exact_f8(d, d_stride, a, a_row, a_col, b, b_stride, m, n, k)
     elif kind == GEMM_EXACT_F16:
-        _gemm_exact_f16(d, d_stride, a, a_row, a_col, b, b_stride, m, n, k)
+        _exact_f16(d, d_stride, a, a_row, a_col, b, b_stride, m, n, k)
     else:
-        _gemm_exact_f8_f16(d, d_stride, a, a_row, a_col, b, b_stride, m, n, k)
+        _exact_f8_f16(d, d_stride, a, a_row, a_col, b, b_stride, m, n, k)
 
 
 @helper
@@ -111,33 +76,16 @@ def float_kind(numerics, narrow, half):
 @intrinsic
 def transpose(typing, dst, dst_stride, src, src_stride, rows, cols):
     """dst[c][r] = src[r][c] for 32-bit elements; strides in bytes; rows and columns are multiples of 8."""
-    return types.void(*[types.int64] * 6), _extern("tl_transpose32", 6)
+    return types.void(*[types.int64] * 6), extern("tl_transpose32", 6)
 
 
 # ---------------------------------------------------------------- IR
-class _Writer:
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self.n = 0
-
-    def op(self, text: str) -> str:
-        self.n += 1
-        self.lines.append(f"  %x{self.n} = {text}")
-        return f"%x{self.n}"
-
-    def line(self, text: str) -> None:
-        self.lines.append(text)
-
-    def at(self, base: str, offset: str) -> str:
-        return self.op(f"getelementptr i8, ptr {base}, i64 {offset}")
-
-
 def _block(name: str, kind: str, rows: int, vectors: int, width: int) -> str:
     """One block of D: `rows` rows of `vectors` vectors of `width` elements, summed over k in registers."""
     stored = {"f32": "float", "f64": "float", "s32": "i32"}[kind]
     acc = {"f32": "float", "f64": "double", "s32": "i32"}[kind]
     v, s = f"<{width} x {acc}>", f"<{width} x {stored}>"
-    w = _Writer()
+    w = Writer()
     formal = "ptr %d, i64 %ds, ptr %a, i64 %ar, i64 %ac, ptr %b, i64 %bs, i64 %k"
     w.line(f"define internal void @{name}({formal}) {{\nentry:")
     rows_d, rows_a, start = [], [], []
@@ -187,7 +135,7 @@ _EXACT = {"exact": (25, 23), "exact_f8": (13, 13), "exact_f16": (25, None), "exa
 _LOWEST = -133  # the largest exponent is taken to be at least this
 
 
-def _exponent(w: _Writer, value: str) -> str:
+def _exponent(w: Writer, value: str) -> str:
     """Exponents of eight doubles that are zero (far below all others), or normal."""
     bits = w.op(f"bitcast <8 x double> {value} to <8 x i64>")
     raised = w.op(f"and <8 x i64> {w.op(f'lshr <8 x i64> {bits}, splat (i64 52)')}, splat (i64 2047)")
@@ -196,17 +144,17 @@ def _exponent(w: _Writer, value: str) -> str:
     return w.op(f"select <8 x i1> {zero}, <8 x i64> splat (i64 -5000), <8 x i64> {plain}")
 
 
-def _power(w: _Writer, exponent: str) -> str:
+def _power(w: Writer, exponent: str) -> str:
     """Two to the power of eight integers."""
     biased = w.op(f"add <8 x i64> {exponent}, splat (i64 1023)")
     return w.op(f"bitcast <8 x i64> {w.op(f'shl <8 x i64> {biased}, splat (i64 52)')} to <8 x double>")
 
 
-def _larger(w: _Writer, a: str, b: str) -> str:
+def _larger(w: Writer, a: str, b: str) -> str:
     return w.op(f"call <8 x i64> @llvm.smax.v8i64(<8 x i64> {a}, <8 x i64> {b})")
 
 
-def _cut(w: _Writer, value: str) -> str:
+def _cut(w: Writer, value: str) -> str:
     return w.op(f"call <8 x double> @llvm.trunc.v8f64(<8 x double> {value})")
 
 
@@ -219,7 +167,7 @@ def _exact(kind: str) -> str:
     accumulators of f16 are rounded to nearest even. A sum of zero is positive.
     """
     kept, fraction = _EXACT[kind]
-    w = _Writer()
+    w = Writer()
     formal = "ptr %d, i64 %ds, ptr %a, i64 %ar, i64 %ac, ptr %b, i64 %bs, i64 %k"
     w.line(f"define internal void @gemm_{kind}_8({formal}) {{\nentry:")
     c = w.op(f"fpext <8 x float> {w.op('load <8 x float>, ptr %d, align 4')} to <8 x double>")
@@ -316,7 +264,7 @@ stripdone{s}:
 
 def _transpose() -> str:
     """Tiles of 8 x 8: three rounds of exchanging halves, quarters and neighbours between rows."""
-    w = _Writer()
+    w = Writer()
     w.line("define void @tl_transpose32(i64 %di, i64 %ds, i64 %si, i64 %ss, i64 %rows, i64 %cols) {\nentry:")
     w.line("  %d = inttoptr i64 %di to ptr\n  %s = inttoptr i64 %si to ptr\n  br label %outer\nouter:")
     w.line("  %r = phi i64 [0, %entry], [%rn, %outerdone]\n  br label %inner\ninner:")

@@ -83,12 +83,17 @@ def shared_host(w, offset, size, iid, lane):
 
 
 @helper
+def in_own_window(w, address):
+    """Whether a shared address is the CTA's own: its low 32 bits begin with the CTA's rank."""
+    return (address & 0xFFFFFFFF) >> L.RANK_SHIFT == ld64(w + L.W_RANK)
+
+
+@helper
 def is_own(w, address, iid, lane):
     """Whether a 32-bit shared address is the CTA's own, as .shared::cta wants it; else the error is recorded."""
-    address &= 0xFFFFFFFF
-    rank = address >> L.RANK_SHIFT
-    if rank != ld64(w + L.W_RANK):
-        fail(w, L.ERR_OWN, iid, lane, address, rank, ld64(w + L.W_RANK))
+    if not in_own_window(w, address):
+        address &= 0xFFFFFFFF
+        fail(w, L.ERR_OWN, iid, lane, address, address >> L.RANK_SHIFT, ld64(w + L.W_RANK))
         return False
     return True
 

@@ -7,11 +7,13 @@ swizzle's exclusive-or on bits of the shared-memory address.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from numba import types
 from numba.extending import intrinsic
 
+from tensorladder.vgpu.machine.elements import ELEMENTS, Writer, extern, mask, small_float, widen
 from tensorladder.vgpu.machine.layout import SHARED_RESERVED
-from tensorladder.vgpu.machine.matmul import _extern
 from tensorladder.vgpu.machine.native import helper
 
 SW_NONE, SW_32, SW_64, SW_128, SW_128_ATOM32 = range(5)
@@ -24,7 +26,7 @@ def _converter(name: str):
     @intrinsic
     def convert(typing, dst, src):
         """16 bytes at src to 32-bit elements at dst."""
-        return types.void(types.int64, types.int64), _extern(name, 2)
+        return types.void(types.int64, types.int64), extern(name, 2)
 
     return convert
 
@@ -142,96 +144,63 @@ def load_tile(shared, size, start, lbo, sbo, swizzle, mn_major, rows, ty, k, dst
 
 
 # ---------------------------------------------------------------- IR of the conversions
-def _body(lines: list[str], result: str, n: int, ty: str) -> str:
-    store = f"store <{n} x {ty}> {result}, ptr %d, align 4"
-    return "\n".join(f"  {line}" for line in (*lines, store, "ret void"))
-
-
-def _small(exponent: int, mantissa: int, bits: str, n: int) -> list[str]:
-    """A float of 1 + exponent + mantissa bits (in i32 lanes `bits`, without NaN or infinity) to float32 `%v`.
-
-    Exponent and mantissa go to their places and an exact multiplication moves the bias; subnormals come out right.
-    """
-    width = exponent + mantissa
-    bias = (1 << (exponent - 1)) - 1
-    factor = (127 - bias + 1023) << 52
-    return [
-        f"%low = and <{n} x i32> {bits}, splat (i32 {(1 << width) - 1})",
-        f"%body = shl <{n} x i32> %low, splat (i32 {23 - mantissa})",
-        f"%raw = bitcast <{n} x i32> %body to <{n} x float>",
-        f"%big = fmul <{n} x float> %raw, splat (float {factor:#018x})",
-        f"%signbit = and <{n} x i32> {bits}, splat (i32 {1 << width})",
-        f"%sign = shl <{n} x i32> %signbit, splat (i32 {31 - width})",
-        f"%bigbits = bitcast <{n} x float> %big to <{n} x i32>",
-        f"%both = or <{n} x i32> %bigbits, %sign",
-        f"%v = bitcast <{n} x i32> %both to <{n} x float>",
-    ]
-
-
-def _load(n: int, bits: int) -> str:
-    return f"%x = load <{n} x i{bits}>, ptr %s, align 1"
-
-
-def _eight_bits() -> str:
-    lines = [_load(16, 8), "%w = zext <16 x i8> %x to <16 x i32>", *_small(4, 3, "%w", 16)]
-    lines += [
-        "%nan = icmp eq <16 x i32> %low, splat (i32 127)",
-        "%r = select <16 x i1> %nan, <16 x float> splat (float 0x7FF8000000000000), <16 x float> %v",
-    ]
-    return _body(lines, "%r", 16, "float")
-
-
-def _six(exponent: int, mantissa: int) -> str:
+def _six(w: Writer, exponent: int, mantissa: int) -> str:
     """16 six-bit floats in the first 12 bytes of a chunk."""
-    lines = ["%x = load i96, ptr %s, align 1", "%t = zext i96 %x to i128"]
+    chunk = w.op(f"zext i96 {w.op('load i96, ptr %s, align 1')} to i128")
     value = "poison"
     for k in range(16):
-        lines.append(f"%h{k} = lshr i128 %t, {6 * k}")
-        lines.append(f"%c{k} = trunc i128 %h{k} to i32")
-        lines.append(f"%w{k} = insertelement <16 x i32> {value}, i32 %c{k}, i64 {k}")
-        value = f"%w{k}"
-    lines += [f"%w = and <16 x i32> {value}, splat (i32 63)", *_small(exponent, mantissa, "%w", 16)]
-    return _body(lines, "%v", 16, "float")
+        one = w.op(f"trunc i128 {w.op(f'lshr i128 {chunk}, {6 * k}')} to i32")
+        value = w.op(f"insertelement <16 x i32> {value}, i32 {one}, i64 {k}")
+    bits = w.op(f"and <16 x i32> {value}, splat (i32 63)")
+    return small_float(w, exponent, mantissa, bits, 16)
 
 
-def _four(n: int) -> str:
+def _four(w: Writer, n: int) -> str:
     """`n` four-bit floats, two a byte, the low half first."""
-    pairs = ", ".join(f"i32 {k // 2 + (n // 2) * (k % 2)}" for k in range(n))
     half = n // 2
-    lines = [
-        _load(half, 8),
-        f"%up = lshr <{half} x i8> %x, splat (i8 4)",
-        f"%all = shufflevector <{half} x i8> %x, <{half} x i8> %up, <{n} x i32> <{pairs}>",
-        f"%nib = and <{n} x i8> %all, splat (i8 15)",
-        f"%w = zext <{n} x i8> %nib to <{n} x i32>",
-        *_small(2, 1, "%w", n),
-    ]
-    return _body(lines, "%v", n, "float")
+    low = w.op(f"load <{half} x i8>, ptr %s, align 1")
+    high = w.op(f"lshr <{half} x i8> {low}, splat (i8 4)")
+    order = mask([k // 2 + half * (k % 2) for k in range(n)])
+    both = w.op(f"shufflevector <{half} x i8> {low}, <{half} x i8> {high}, {order}")
+    bits = w.op(f"zext <{n} x i8> {w.op(f'and <{n} x i8> {both}, splat (i8 15)')} to <{n} x i32>")
+    return small_float(w, 2, 1, bits, n)
 
 
-_BODIES = {
-    "f16": _body([_load(8, 16), "%h = bitcast <8 x i16> %x to <8 x half>", "%v = fpext <8 x half> %h to <8 x float>"],
-                 "%v", 8, "float"),
-    "bf16": _body([_load(8, 16), "%w = zext <8 x i16> %x to <8 x i32>", "%v = shl <8 x i32> %w, splat (i32 16)"],
-                  "%v", 8, "i32"),
-    "tf32": _body([_load(4, 32), "%v = and <4 x i32> %x, splat (i32 -8192)"], "%v", 4, "i32"),
-    "e4m3": _eight_bits(),
-    "e5m2": _body([_load(16, 8), "%w = zext <16 x i8> %x to <16 x i16>", "%t = shl <16 x i16> %w, splat (i16 8)",
-                   "%h = bitcast <16 x i16> %t to <16 x half>", "%v = fpext <16 x half> %h to <16 x float>"],
-                  "%v", 16, "float"),
-    "e2m3": _six(2, 3),
-    "e3m2": _six(3, 2),
-    "e2m1": _four(16),
-    "s8": _body([_load(16, 8), "%v = sext <16 x i8> %x to <16 x i32>"], "%v", 16, "i32"),
-    "u8": _body([_load(16, 8), "%v = zext <16 x i8> %x to <16 x i32>"], "%v", 16, "i32"),
-    "mxf4": _four(32),
-}  # fmt: skip
+def _whole(w: Writer, ty: str) -> str:
+    """Elements of whole bytes."""
+    bits = ELEMENTS[ty][1]
+    n = 128 // bits
+    value = widen(w, ty, n, w.op(f"load <{n} x i{bits}>, ptr %s, align 1"), "float")
+    if ty != "e4m3":
+        return value
+    number = w.op(f"fcmp ord <{n} x float> {value}, {value}")  # one NaN for both
+    return w.op(f"select <{n} x i1> {number}, <{n} x float> {value}, <{n} x float> splat (float 0x7FF8000000000000)")
+
+
+_PACKED: dict[str, tuple[int, Callable[[Writer], str]]] = {
+    "e2m3": (16, lambda w: _six(w, 2, 3)),
+    "e3m2": (16, lambda w: _six(w, 3, 2)),
+    "e2m1": (16, lambda w: _four(w, 16)),
+    "mxf4": (32, lambda w: _four(w, 32)),
+}  # type -> elements of a chunk, its conversion
+
+
+def _conversion(name: str) -> str:
+    w = Writer()
+    if name in _PACKED:
+        n, convert = _PACKED[name]
+        value = convert(w)
+    else:
+        n, value = 128 // ELEMENTS[name][1], _whole(w, name)
+    ty = "i32" if name in ("s8", "u8") else "float"
+    w.line(f"store <{n} x {ty}> {value}, ptr %d, align 4")
+    body = "\n".join(w.lines)
+    return (
+        f"define void @tl_unpack_{name}(i64 %di, i64 %si) {{\n  %d = inttoptr i64 %di to ptr\n"
+        f"  %s = inttoptr i64 %si to ptr\n{body}\n  ret void\n}}"
+    )
 
 
 def text() -> str:
     """LLVM IR of the conversions: void tl_unpack_<type>(i64 dst, i64 src)."""
-    return "\n".join(
-        f"define void @tl_unpack_{name}(i64 %di, i64 %si) {{\n  %d = inttoptr i64 %di to ptr\n"
-        f"  %s = inttoptr i64 %si to ptr\n{body}\n}}"
-        for name, body in _BODIES.items()
-    )
+    return "\n".join(_conversion(name) for name in _NAMES)

@@ -12,6 +12,8 @@ from tensorladder.vgpu.machine.native import helper
 from tensorladder.vgpu.machine.raw import ld64, st64
 
 NEVER = 1 << 62
+#: A_GROUP of operations that complete on an mbarrier: later than any group
+NO_GROUP = 1 << 40
 #: rows of the latency table (L_LATENCY, latency.Timing.rows): cycles, and bytes (tensor: multiply-adds of f16) a cycle
 LAT_CP_ASYNC, LAT_TMA_LOAD, LAT_TMA_STORE, LAT_BULK, LAT_TENSOR, LAT_TMEM = 0, 1, 2, 3, 4, 5
 LATENCY_ROW = 16

@@ -8,7 +8,7 @@ from tensorladder.vgpu.machine.hooks import EVENT_ISSUE, record
 from tensorladder.vgpu.machine.lanes import fail
 from tensorladder.vgpu.machine.memory import SPACE_SHARED
 from tensorladder.vgpu.machine.native import export
-from tensorladder.vgpu.machine.queue import LAT_CP_ASYNC
+from tensorladder.vgpu.machine.queue import LAT_CP_ASYNC, NO_GROUP
 from tensorladder.vgpu.machine.raw import copy_bytes, ld64, st64
 
 
@@ -29,7 +29,7 @@ def tl_remote(w, what, args, size, count, lanes, iid):
         op = begin(w, L.OP_REMOTE, 1 << lane, iid)
         if op == 0:
             return 0
-        st64(op + L.A_GROUP, 1 << 40)  # of no group
+        st64(op + L.A_GROUP, NO_GROUP)
         st64(op + L.A_OP, what)
         st64(op + L.A_DST, address & 0xFFFFFFFF)
         st64(op + L.A_MBAR, ld64(args + 256 + 8 * lane) & 0xFFFFFFFF)

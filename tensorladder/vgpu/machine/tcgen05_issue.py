@@ -19,7 +19,7 @@ from tensorladder.vgpu.machine.hooks import EVENT_ISSUE, record
 from tensorladder.vgpu.machine.lanes import fail
 from tensorladder.vgpu.machine.mbarrier import mbarrier_at
 from tensorladder.vgpu.machine.native import export, helper
-from tensorladder.vgpu.machine.queue import LAT_TENSOR, LAT_TMEM, is_eager
+from tensorladder.vgpu.machine.queue import LAT_TENSOR, LAT_TMEM, NO_GROUP, is_eager
 from tensorladder.vgpu.machine.raw import ld16, ld32, ld64, st64, trailing_zeros
 from tensorladder.vgpu.machine.tcgen05 import CP_4X256B, SHIFT_COLUMNS, cp_chunks, cp_rows
 from tensorladder.vgpu.machine.tcmma_check import swizzle_of
@@ -175,7 +175,7 @@ def tl_tmem_st(w, shape, count, half, step, lanes, iid):
     if op == 0:
         return 0
     keep_store(op, w, shape, count, step)
-    st64(op + L.A_GROUP, 1 << 40)  # of no group
+    st64(op + L.A_GROUP, NO_GROUP)
     st64(op + L.A_QUEUE, w)  # a warp's stores reach the memory in order
     submit(w, op, LAT_TMEM, 0)
     return 1

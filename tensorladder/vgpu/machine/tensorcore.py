@@ -13,12 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tensorladder.vgpu.machine import layout as L
-
-#: elements a register, storage bits of an element
-_ELEMENTS = {
-    "f16": (2, 16), "bf16": (2, 16), "tf32": (1, 32), "e4m3": (4, 8), "e5m2": (4, 8), "s8": (4, 8), "u8": (4, 8),
-    "f64": (1, 64),
-}  # fmt: skip
+from tensorladder.vgpu.machine.elements import ELEMENTS, Writer, mask, shuffle, widen
 
 
 @dataclass(frozen=True)
@@ -48,7 +43,7 @@ class Mma:
     @property
     def blocks(self) -> int:
         """Registers along K."""
-        return self.k // (4 * _ELEMENTS[self.a][0])
+        return self.k // (4 * ELEMENTS[self.a][0])
 
     @property
     def registers(self) -> tuple[int, int, int, int]:
@@ -78,86 +73,18 @@ def _table() -> list[Mma]:
 MMAS: dict[tuple, Mma] = {(f.m, f.n, f.k, f.d, f.a, f.b, f.c, f.satfinite): f for f in _table()}
 
 
-class _Writer:
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self.n = 0
-
-    def op(self, text: str) -> str:
-        self.n += 1
-        self.lines.append(f"  %x{self.n} = {text}")
-        return f"%x{self.n}"
-
-    def line(self, text: str) -> None:
-        self.lines.append("  " + text)
-
-
-def _mask(indices: list[int]) -> str:
-    return f"<{len(indices)} x i32> <" + ", ".join(f"i32 {i}" for i in indices) + ">"
-
-
-def _shuffle(w: _Writer, count: int, ty: str, value: str, indices: list[int]) -> str:
-    return w.op(f"shufflevector <{count} x {ty}> {value}, <{count} x {ty}> poison, {_mask(indices)}")
-
-
-def _splat(count: int, ty: str, value: str | int) -> str:
-    return f"splat ({ty} {value})"
-
-
-def _load_tile(w: _Writer, ty: str, slot: int, acc: str, order: list[int] | None) -> tuple[str, int]:
+def _load_tile(w: Writer, ty: str, slot: int, acc: str, order: list[int] | None) -> tuple[str, int]:
     """A fragment register as elements of the accumulator's type, optionally permuted first (cheap on narrow types)."""
-    elements, bits = _ELEMENTS[ty]
+    elements, bits = ELEMENTS[ty]
     count = 32 * elements
     p = w.op(f"getelementptr i8, ptr %regs, i64 {256 * slot}")
     raw = w.op(f"load <{count} x i{bits}>, ptr {p}, align 64")
     if order is not None:
-        raw = _shuffle(w, count, f"i{bits}", raw, order)
-    return _widen(w, ty, count, raw, acc), count
+        raw = shuffle(w, count, f"i{bits}", raw, order)
+    return widen(w, ty, count, raw, acc), count
 
 
-def _widen(w: _Writer, ty: str, n: int, raw: str, acc: str) -> str:
-    if ty in ("s8", "u8"):
-        return w.op(f"{'sext' if ty == 's8' else 'zext'} <{n} x i8> {raw} to <{n} x i32>")
-    if ty == "f64":
-        return w.op(f"bitcast <{n} x i64> {raw} to <{n} x double>")
-    if ty == "f16":
-        half = w.op(f"bitcast <{n} x i16> {raw} to <{n} x half>")
-        value = w.op(f"fpext <{n} x half> {half} to <{n} x float>")
-    elif ty == "bf16":
-        value = _shifted(w, n, 16, raw, 16)
-    elif ty == "tf32":
-        cut = w.op(f"and <{n} x i32> {raw}, splat (i32 -8192)")
-        value = w.op(f"bitcast <{n} x i32> {cut} to <{n} x float>")
-    elif ty == "e5m2":
-        wide = w.op(f"zext <{n} x i8> {raw} to <{n} x i16>")
-        shifted = w.op(f"shl <{n} x i16> {wide}, splat (i16 8)")
-        half = w.op(f"bitcast <{n} x i16> {shifted} to <{n} x half>")
-        value = w.op(f"fpext <{n} x half> {half} to <{n} x float>")
-    else:  # e4m3: place exponent and mantissa, then move the bias by an exact multiplication; 0x7f is NaN
-        wide = w.op(f"zext <{n} x i8> {raw} to <{n} x i32>")
-        low = w.op(f"and <{n} x i32> {wide}, splat (i32 127)")
-        body = w.op(f"shl <{n} x i32> {low}, splat (i32 20)")
-        body = w.op(f"bitcast <{n} x i32> {body} to <{n} x float>")
-        body = w.op(f"fmul <{n} x float> {body}, splat (float 0x4770000000000000)")  # 2**120
-        nan = w.op(f"icmp eq <{n} x i32> {low}, splat (i32 127)")
-        body = w.op(f"select <{n} x i1> {nan}, <{n} x float> splat (float 0x7FF8000000000000), <{n} x float> {body}")
-        sign = w.op(f"and <{n} x i32> {wide}, splat (i32 128)")
-        sign = w.op(f"shl <{n} x i32> {sign}, splat (i32 24)")
-        bits = w.op(f"bitcast <{n} x float> {body} to <{n} x i32>")
-        bits = w.op(f"or <{n} x i32> {bits}, {sign}")
-        value = w.op(f"bitcast <{n} x i32> {bits} to <{n} x float>")
-    if acc == "double":
-        value = w.op(f"fpext <{n} x float> {value} to <{n} x double>")
-    return value
-
-
-def _shifted(w: _Writer, n: int, bits: int, raw: str, by: int) -> str:
-    wide = w.op(f"zext <{n} x i{bits}> {raw} to <{n} x i32>")
-    shifted = w.op(f"shl <{n} x i32> {wide}, splat (i32 {by})")
-    return w.op(f"bitcast <{n} x i32> {shifted} to <{n} x float>")
-
-
-def _accumulators(w: _Writer, form: Mma, slot: int, acc: str) -> list[str]:
+def _accumulators(w: Writer, form: Mma, slot: int, acc: str) -> list[str]:
     """C as lane vectors of the accumulator type, in (half, e) order."""
     out = []
     if form.c == "f16":
@@ -165,7 +92,7 @@ def _accumulators(w: _Writer, form: Mma, slot: int, acc: str) -> list[str]:
             p = w.op(f"getelementptr i8, ptr %regs, i64 {256 * (slot + half)}")
             raw = w.op(f"load <64 x half>, ptr {p}, align 64")
             for e in range(2):
-                part = _shuffle(w, 64, "half", raw, [2 * lane + e for lane in range(32)])
+                part = shuffle(w, 64, "half", raw, [2 * lane + e for lane in range(32)])
                 out.append(w.op(f"fpext <32 x half> {part} to <32 x {acc}>"))
         return out
     stored = {"f32": "float", "s32": "i32", "f64": "double"}[form.c]
@@ -178,14 +105,14 @@ def _accumulators(w: _Writer, form: Mma, slot: int, acc: str) -> list[str]:
     return out
 
 
-def _store(w: _Writer, form: Mma, slot: int, acc: str, values: list[str]) -> None:
+def _store(w: Writer, form: Mma, slot: int, acc: str, values: list[str]) -> None:
     if form.d == "f16":
         for half in range(form.halves):
             pair = []
             for e in range(2):
                 pair.append(w.op(f"fptrunc <32 x {acc}> {values[2 * half + e]} to <32 x half>"))
             order = [i // 2 + 32 * (i % 2) for i in range(64)]
-            both = w.op(f"shufflevector <32 x half> {pair[0]}, <32 x half> {pair[1]}, {_mask(order)}")
+            both = w.op(f"shufflevector <32 x half> {pair[0]}, <32 x half> {pair[1]}, {mask(order)}")
             p = w.op(f"getelementptr i8, ptr %regs, i64 {256 * (slot + half)}")
             w.line(f"store <64 x half> {both}, ptr {p}, align 64")
         return
@@ -200,8 +127,8 @@ def _store(w: _Writer, form: Mma, slot: int, acc: str, values: list[str]) -> Non
 
 
 def _body(form: Mma, name: str, acc: str) -> str:
-    w = _Writer()
-    elements = _ELEMENTS[form.a][0]
+    w = Writer()
+    elements = ELEMENTS[form.a][0]
     na, nb, _, _ = form.registers
     row = 4 * elements  # columns of one register's tile
     # B as [k][e][t] for its permutation to be four neighbours, repeated
@@ -217,10 +144,10 @@ def _body(form: Mma, name: str, acc: str) -> str:
         columns = []
         for e in range(2):
             value, count = b_tiles[block]
-            columns.append(_shuffle(w, count, acc, value, [kk * 8 + e * 4 + lane % 4 for lane in range(32)]))
+            columns.append(shuffle(w, count, acc, value, [kk * 8 + e * 4 + lane % 4 for lane in range(32)]))
         for half in range(form.halves):
             value, count = a_tiles[half + form.halves * block]
-            rows = _shuffle(w, count, acc, value, [(lane // 4) * row + kk for lane in range(32)])
+            rows = shuffle(w, count, acc, value, [(lane // 4) * row + kk for lane in range(32)])
             for e in range(2):
                 r = 2 * half + e
                 sums[r] = _multiply_add(w, acc, rows, columns[e], sums[r])
@@ -232,7 +159,7 @@ def _body(form: Mma, name: str, acc: str) -> str:
     return f"define internal void @{name}(ptr %regs) {{\n{nl.join(w.lines)}\n  ret void\n}}\n"
 
 
-def _multiply_add(w: _Writer, acc: str, a: str, b: str, c: str) -> str:
+def _multiply_add(w: Writer, acc: str, a: str, b: str, c: str) -> str:
     if acc == "i32":
         return w.op(f"add <32 x i32> {w.op(f'mul <32 x i32> {a}, {b}')}, {c}")
     short = "f32" if acc == "float" else "f64"
@@ -248,9 +175,9 @@ def exact_kind(form: Mma) -> str | None:
     return "exact_f16" if form.d == "f16" else "exact"
 
 
-def _plain_matrices(w: _Writer, form: Mma) -> tuple[str, str, str, list[str]]:
+def _plain_matrices(w: Writer, form: Mma) -> tuple[str, str, str, list[str]]:
     """A (m x k), B (k x 8) and C (m x 8) as float32 matrices on the stack, and C's lane vectors."""
-    elements = _ELEMENTS[form.a][0]
+    elements = ELEMENTS[form.a][0]
     row = 4 * elements
     na, nb, _, _ = form.registers
     a, b, d = (w.op(f"alloca [{n} x float], align 64") for n in (form.m * form.k, form.k * 8, form.m * 8))
@@ -258,12 +185,12 @@ def _plain_matrices(w: _Writer, form: Mma) -> tuple[str, str, str, list[str]]:
         value, count = _load_tile(w, form.a, r, "float", None)
         block, half = divmod(r, form.halves)
         for i in range(8):
-            line = _shuffle(w, count, "float", value, list(range(i * row, (i + 1) * row)))
+            line = shuffle(w, count, "float", value, list(range(i * row, (i + 1) * row)))
             p = w.op(f"getelementptr float, ptr {a}, i64 {(8 * half + i) * form.k + block * row}")
             w.line(f"store <{row} x float> {line}, ptr {p}, align 4")
     for r in range(nb):
         value, count = _load_tile(w, form.b, na + r, "float", None)
-        turned = _shuffle(w, count, "float", value, [(i % 8) * row + i // 8 for i in range(count)])
+        turned = shuffle(w, count, "float", value, [(i % 8) * row + i // 8 for i in range(count)])
         p = w.op(f"getelementptr float, ptr {b}, i64 {r * row * 8}")
         w.line(f"store <{count} x float> {turned}, ptr {p}, align 4")
     sums = _accumulators(w, form, na + nb, "float")
@@ -271,26 +198,26 @@ def _plain_matrices(w: _Writer, form: Mma) -> tuple[str, str, str, list[str]]:
     return a, b, d, sums
 
 
-def _exchange(w: _Writer, form: Mma, d: str, sums: list[str]) -> None:
+def _exchange(w: Writer, form: Mma, d: str, sums: list[str]) -> None:
     """Accumulator vectors (lane 4 g + t: row g, column 2 t + e) to rows of eight."""
     for half in range(form.halves):
         pair = f"<32 x float> {sums[2 * half]}, <32 x float> {sums[2 * half + 1]}"
-        rows = w.op(f"shufflevector {pair}, {_mask([i // 2 + 32 * (i % 2) for i in range(64)])}")
+        rows = w.op(f"shufflevector {pair}, {mask([i // 2 + 32 * (i % 2) for i in range(64)])}")
         p = w.op(f"getelementptr float, ptr {d}, i64 {64 * half}")
         w.line(f"store <64 x float> {rows}, ptr {p}, align 4")
 
 
-def _fragments(w: _Writer, form: Mma, d: str) -> list[str]:
+def _fragments(w: Writer, form: Mma, d: str) -> list[str]:
     """The inverse of _exchange."""
     out = []
     for half in range(form.halves):
         p = w.op(f"getelementptr float, ptr {d}, i64 {64 * half}")
         rows = w.op(f"load <64 x float>, ptr {p}, align 4")
-        out += [_shuffle(w, 64, "float", rows, [2 * lane + e for lane in range(32)]) for e in range(2)]
+        out += [shuffle(w, 64, "float", rows, [2 * lane + e for lane in range(32)]) for e in range(2)]
     return out
 
 
-def _pick(w: _Writer, form: Mma, a: str, b: str, picked: tuple[int, int]) -> tuple[str, str]:
+def _pick(w: Writer, form: Mma, a: str, b: str, picked: tuple[int, int]) -> tuple[str, str]:
     """Of every four columns of A and rows of B those two."""
     columns = [4 * i + p for i in range(form.k // 4) for p in picked]
     k = len(columns)
@@ -298,14 +225,14 @@ def _pick(w: _Writer, form: Mma, a: str, b: str, picked: tuple[int, int]) -> tup
     for r in range(form.m):
         line = w.op(f"load <{form.k} x float>, ptr {w.op(f'getelementptr float, ptr {a}, i64 {r * form.k}')}, align 4")
         p = w.op(f"getelementptr float, ptr {a_out}, i64 {r * k}")
-        w.line(f"store <{k} x float> {_shuffle(w, form.k, 'float', line, columns)}, ptr {p}, align 4")
+        w.line(f"store <{k} x float> {shuffle(w, form.k, 'float', line, columns)}, ptr {p}, align 4")
     for n, c in enumerate(columns):
         line = w.op(f"load <8 x float>, ptr {w.op(f'getelementptr float, ptr {b}, i64 {8 * c}')}, align 4")
         w.line(f"store <8 x float> {line}, ptr {w.op(f'getelementptr float, ptr {b_out}, i64 {8 * n}')}, align 4")
     return a_out, b_out
 
 
-def _one_nan(w: _Writer, value: str) -> str:
+def _one_nan(w: Writer, value: str) -> str:
     """The GPU's addition gives one NaN, 0x7fffffff."""
     number = w.op(f"fcmp ord <32 x float> {value}, {value}")
     nan = "splat (float 0x7FFFFFFFE0000000)"
@@ -315,7 +242,7 @@ def _one_nan(w: _Writer, value: str) -> str:
 def _exact_body(form: Mma, kind: str) -> str:
     """A form in matmul's arithmetic. Hopper makes 8-bit floats of two f16 products (bytes 0 and 1 of each word, then
     2 and 3) and adds the accumulator at the end, rounded to nearest (the SASS of mma.sync m16n8k32 for sm_90a)."""
-    w = _Writer()
+    w = Writer()
     na, nb, _, _ = form.registers
     a, b, d, sums = _plain_matrices(w, form)
 
