@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import pytest
 
 # marker -> (option that asks for it, why it was left out)
@@ -33,3 +36,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def on(request: pytest.FixtureRequest) -> str:
     """Where device code runs: "vgpu" or "gpu"."""
     return request.config.getoption("--on")
+
+
+@dataclass(frozen=True)
+class Said:
+    """The exit code, and what was written to stdout and stderr."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def ask(capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
+    """Calls `tensorladder` with arguments, in process."""
+    from tensorladder.cli.app import main
+
+    def call(*arguments: str) -> Said:
+        capsys.readouterr()
+        code = main(arguments)
+        captured = capsys.readouterr()
+        return Said(code, captured.out, captured.err)
+
+    return call
