@@ -1,4 +1,4 @@
-"""Which tile for which product, by a model of waves: the time of the busiest SM, in clocks, the least of them wins.
+"""Which kernel with which knobs for which product, by a model of waves: the time of the busiest SM, in clocks.
 
 A tile's K step takes what its multiplications take at the tensor cores' peak or what its operands take to arrive from
 L2, whichever is longer, and a barrier's round; a tile costs the epilogue besides that is not hidden, and a CTA's first
@@ -8,8 +8,14 @@ of magnitude); the model has not been fitted to measurements.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
+from tensorladder.ops.kernels import Choice, Product, choice, taking
+from tensorladder.rungs.parts.form import Form
+
+ARCH = "sm_90a"
 K_STEP = 64
 FLOPS_A_CLOCK = 4096  # of an SM, dense fp16
 L2_BYTES_A_CLOCK = 64  # that arrive at an SM
@@ -18,36 +24,55 @@ FIRST_TILE = 1500  # clocks until the first operands have come
 EPILOGUE_BYTES_A_CLOCK = 32
 
 
-class Choice(NamedTuple):
-    """Knobs of the kernel that depend on the shape: the tile, consumer warpgroups and stages."""
+class Model(NamedTuple):
+    """A kernel's candidates, the largest tile first, and how many clocks one of them takes for a product."""
 
-    tile: tuple[int, int, int]
-    warpgroups: int
-    stages: int
-    c_stages: int = 2
+    candidates: tuple[Choice, ...]
+    clocks: Callable[[Choice, Product, int], float]
 
 
-CHOICES = (
-    Choice((128, 256, 64), 2, 4),
-    Choice((128, 192, 64), 2, 4, 1),
-    Choice((128, 128, 64), 2, 6),
-    Choice((128, 64, 64), 2, 7, 1),
-    Choice((64, 256, 64), 1, 5),
-    Choice((64, 128, 64), 1, 8),
-    Choice((64, 64, 64), 1, 10, 1),
+def _c6(tile: tuple[int, int], warpgroups: int, stages: int, c_stages: int = 2) -> Choice:
+    return choice("c6", tile=(*tile, K_STEP), warpgroups=warpgroups, stages=stages, c_stages=c_stages)
+
+
+C6 = (
+    _c6((128, 256), 2, 4),
+    _c6((128, 192), 2, 4, 1),
+    _c6((128, 128), 2, 6),
+    _c6((128, 64), 2, 7, 1),
+    _c6((64, 256), 1, 5),
+    _c6((64, 128), 1, 8),
+    _c6((64, 64), 1, 10, 1),
 )
 
 
-def clocks(choice: Choice, m: int, n: int, k: int, sm_count: int) -> float:
-    """What the busiest SM needs for a product of these extents, by the model."""
-    rows, cols, _ = choice.tile
-    waves = -(-(-(-m // rows) * -(-n // cols)) // sm_count)
+def _c6_clocks(one: Choice, product: Product, sm_count: int) -> float:
+    rows, cols, _ = dict(one.knobs)["tile"]
+    waves = -(-(-(-product.m // rows) * -(-product.n // cols)) // sm_count)
     multiply = 2 * rows * cols * K_STEP / FLOPS_A_CLOCK
     load = 2 * (rows + cols) * K_STEP / L2_BYTES_A_CLOCK
     step = max(multiply, load) + BARRIERS
-    return FIRST_TILE + waves * (-(-k // K_STEP) * step + 2 * rows * cols / EPILOGUE_BYTES_A_CLOCK)
+    return FIRST_TILE + waves * (-(-product.k // K_STEP) * step + 2 * rows * cols / EPILOGUE_BYTES_A_CLOCK)
 
 
-def choose(m: int, n: int, k: int, sm_count: int) -> Choice:
-    """The choice of the fewest clocks; of equals the largest tile, which reads least."""
-    return min(CHOICES, key=lambda choice: clocks(choice, m, n, k, sm_count))
+MODELS: dict[str, Model] = {"c6": Model(C6, _c6_clocks)}
+
+
+def clocks(one: Choice, product: Product, sm_count: int) -> float:
+    """What the busiest SM needs for a product, by the kernel's model."""
+    return MODELS[one.kernel].clocks(one, product, sm_count)
+
+
+@functools.lru_cache(maxsize=1024)
+def rank(m: int, n: int, k: int, l: int, form: Form, sm_count: int, arch: str = ARCH) -> tuple[Choice, ...]:
+    """Everything that does the product, the fewest clocks first; of equals in the order of the kernels and their
+    candidates. UsageError where nothing does it.
+    """
+    product = Product(m, n, k, l, form)
+    found = [one for kernel in taking(product, arch) for one in MODELS[kernel.name].candidates]
+    return tuple(sorted(found, key=lambda one: clocks(one, product, sm_count)))
+
+
+def choose(m: int, n: int, k: int, l: int, form: Form, sm_count: int, arch: str = ARCH) -> Choice:
+    """The first of `rank`: l products of (m, n, k), extents >= 1, on a GPU of so many SMs."""
+    return rank(m, n, k, l, form, sm_count, arch)[0]

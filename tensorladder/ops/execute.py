@@ -18,6 +18,7 @@ from tensorladder.core.dlpack import View
 from tensorladder.core.errors import MissingExtra, UsageError
 from tensorladder.core.program import Program
 from tensorladder.measure.request import parse_policy
+from tensorladder.ops import kernels
 from tensorladder.ops.choose import choose
 from tensorladder.ops.plan import Matrix, Plan
 from tensorladder.problems import DTYPES
@@ -44,21 +45,13 @@ def virtual() -> str | None:
 @functools.lru_cache(maxsize=256)
 def program(form: Form, config: Any) -> Program:
     """The compiled kernel of a form, for all extents. MissingExtra without the DSL."""
-    try:
-        from tensorladder.rungs.hopper import c6_epilogue
-    except ModuleNotFoundError as error:
-        raise MissingExtra("nvidia-cutlass-dsl (compiles the kernel)", "climb") from error
-    return c6_epilogue.build(ARCH, form, config)
+    return kernels.build(ARCH, form, config)
 
 
 @functools.lru_cache(maxsize=4096)
-def config_for(m: int, n: int, k: int, sm_count: int) -> Any:
-    """The kernel's knobs for a product of these extents."""
-    try:
-        from tensorladder.rungs.hopper.c6_epilogue import EpilogueGemmConfig
-    except ModuleNotFoundError as error:
-        raise MissingExtra("nvidia-cutlass-dsl (compiles the kernel)", "climb") from error
-    return EpilogueGemmConfig(**choose(m, n, k, sm_count)._asdict(), sm_count=sm_count)
+def config_for(m: int, n: int, k: int, form: Form, sm_count: int) -> Any:
+    """The knobs of the kernel that the model chooses for a product. MissingExtra without the DSL."""
+    return kernels.config(choose(m, n, k, 1, form, sm_count), sm_count)
 
 
 def run(plan: Plan, tensors: dict[str, torch.Tensor | None], alpha: float, beta: float, config: Any = None) -> None:
@@ -94,7 +87,7 @@ def _on_gpu(
     have, sms = _properties(device.index)
     if have != CAPABILITY:
         raise UsageError(f"the GPU here is sm_{have[0]}{have[1]}: matmul is for sm_90 so far")
-    config = config or config_for(plan.m, plan.n, plan.k, sms)
+    config = config or config_for(plan.m, plan.n, plan.k, plan.form, sms)
     arguments = views(plan, tensors, _factors(alpha, beta, device.index))
     with torch.cuda.device(device):
         handle = torch.cuda.current_stream().cuda_stream
@@ -165,7 +158,7 @@ def _on_virtual(
     factors = device.memory.empty("factors", (2,), np.dtype(np.float32))
     factors[...] = (alpha, beta)
     stream = device.stream()
-    compiled = program(plan.form, config or config_for(plan.m, plan.n, plan.k, VIRTUAL_SMS))
+    compiled = program(plan.form, config or config_for(plan.m, plan.n, plan.k, plan.form, VIRTUAL_SMS))
     compiled(stream, *(arrays.get(name) for name in ("a", "b", "out", "residual", "bias")), factors)
     stream.synchronize()
     _seen(tensors["out"], plan.form.out, _matrices(plan)["out"])[...] = arrays["out"]

@@ -1,0 +1,140 @@
+"""The kernels that the ops are made of: which rung, its knobs' class, and the products that it takes. Imports no DSL.
+
+A kernel and its knobs by name (`Choice`) say what to run where the DSL is not installed too: packs are looked up by
+them. `config` and `build` import the rung, and with it the DSL. A new kernel is a line in `KERNELS` and a model in
+`choose.MODELS`.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tensorladder.core.errors import MissingExtra, UsageError
+from tensorladder.core.program import Program
+from tensorladder.rungs.parts.form import Form
+
+Knobs = tuple[tuple[str, Any], ...]
+_PACKAGE = Path(__file__).parent.parent
+
+
+class Product(NamedTuple):
+    """A product's extents and what it computes: l independent ones of C (m, n), summed over k. All extents >= 1."""
+
+    m: int
+    n: int
+    k: int
+    l: int
+    form: Form
+
+
+class Choice(NamedTuple):
+    """A kernel of `KERNELS` by name, with those of its knobs that depend on the product: (name, value), sorted."""
+
+    kernel: str
+    knobs: Knobs
+
+
+def choice(kernel: str, **knobs: Any) -> Choice:
+    """A choice, in the one order that makes equal ones equal."""
+    return Choice(kernel, tuple(sorted(knobs.items())))
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A rung that ops use. module: below `rungs`. config: the name of its knobs' class there. archs: that it compiles
+    for. takes: whether it does a product. flat: it takes A (M, K), B (N, K), C (M, N), R (M, N), bias and S, no more;
+    others take what `Form` says.
+    """
+
+    name: str
+    module: str
+    config: str
+    archs: tuple[str, ...]
+    takes: Callable[[Product], bool]
+    flat: bool = False
+
+    @property
+    def path(self) -> str:
+        """Of the rung's module."""
+        return f"tensorladder.rungs.{self.module}"
+
+    def rung(self) -> Any:
+        """The rung's module. MissingExtra without the DSL."""
+        try:
+            return importlib.import_module(self.path)
+        except ModuleNotFoundError as error:
+            if (error.name or "").startswith("tensorladder"):
+                raise
+            raise MissingExtra("nvidia-cutlass-dsl (compiles the kernel)", "climb") from error
+
+
+def _plain(product: Product) -> bool:
+    return product.l == 1 and not product.form.scaled and not product.form.gated
+
+
+KERNELS: dict[str, Kernel] = {
+    kernel.name: kernel
+    for kernel in (
+        Kernel("c6", "hopper.c6_epilogue", "EpilogueGemmConfig", ("sm_90a",), _plain, flat=True),
+    )
+}
+
+
+def find(name: str) -> Kernel:
+    """The kernel of that name; UsageError with the names there are for any other."""
+    try:
+        return KERNELS[name]
+    except KeyError:
+        raise UsageError(f"kernel {name!r} is not known: use one of {', '.join(KERNELS)}") from None
+
+
+def taking(product: Product, arch: str) -> tuple[Kernel, ...]:
+    """The kernels that do a product on an architecture. UsageError where there is none."""
+    fitting = tuple(one for one in KERNELS.values() if arch in one.archs and one.takes(product))
+    if fitting:
+        return fitting
+    raise UsageError(f"no kernel for {arch} does this: {_described(product)}")
+
+
+def _described(product: Product) -> str:
+    form, parts = product.form, []
+    if product.l > 1:
+        parts.append(f"{product.l} products at once")
+    parts += [word for word, there in (("scales", form.scaled), ("a gated product", form.gated)) if there]
+    return f"{form.dtype} to {form.out}" + (f" with {' and '.join(parts)}" if parts else "")
+
+
+def config(made: Choice, sm_count: int) -> Any:
+    """The knobs of a choice as the rung's own class has them. MissingExtra without the DSL."""
+    kernel = find(made.kernel)
+    return getattr(kernel.rung(), kernel.config)(**dict(made.knobs), sm_count=sm_count)
+
+
+def of(config: Any) -> Kernel:
+    """The kernel whose knobs these are. UsageError where there is none."""
+    for kernel in KERNELS.values():
+        if type(config).__name__ == kernel.config and type(config).__module__ == kernel.path:
+            return kernel
+    classes = ", ".join(kernel.config for kernel in KERNELS.values())
+    raise UsageError(f"config: {type(config).__name__}: it takes {classes}")
+
+
+def build(arch: str, form: Form, config: Any) -> Program:
+    """The compiled kernel for all extents of a form. MissingExtra without the DSL; UsageError for impossible knobs."""
+    return of(config).rung().build(arch, form, config)
+
+
+@functools.cache
+def source_digest(name: str) -> str:
+    """Of what the kernel is compiled from: its rung, and the device code that rungs share."""
+    rungs = _PACKAGE / "rungs"
+    seen = hashlib.sha256()
+    for path in (rungs / f"{find(name).module.replace('.', '/')}.py", *sorted((rungs / "parts").glob("*.py"))):
+        seen.update(path.read_bytes())
+    return seen.hexdigest()[:16]
