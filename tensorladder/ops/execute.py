@@ -56,6 +56,8 @@ def config_for(m: int, n: int, k: int, form: Form, sm_count: int) -> Any:
 
 def run(plan: Plan, tensors: dict[str, torch.Tensor | None], alpha: float, beta: float, config: Any = None) -> None:
     """Multiply. tensors: a, b, out, residual, bias, on one device; `plan` is not empty."""
+    if plan.l > 1 or plan.form.scaled or plan.form.gated:
+        raise UsageError("b: several products, scales and gated products have no kernel yet")
     policy = virtual()
     given = [tensor for tensor in tensors.values() if tensor is not None]
     devices = {tensor.device for tensor in given}

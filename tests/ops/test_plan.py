@@ -43,6 +43,57 @@ def test_padded_rows_and_single_ones():
     assert plan(array(1, 13, strides=(3, 1)), array(13, 8)).a == Matrix((1, 13), "k", 16)
 
 
+def test_products():
+    """Leading extents of b are products; an operand that lacks them, or has 1, is the same for all (step 0)."""
+    found = plan(array(2, 3, 16, 64), array(2, 3, 64, 40))
+    assert (found.l, found.m, found.shape) == (6, 16, (2, 3, 16, 40))
+    assert found.a == Matrix((16, 64), "k", 64, 6, 1024) and found.b == Matrix((40, 64), "mn", 40, 6, 2560)
+    assert found.c == Matrix((16, 40), "k", 40, 6, 640)
+    shared = plan(array(16, 64), array(5, 64, 40, strides=(2560, 1, 64)))
+    assert shared.a == Matrix((16, 64), "k", 64, 5, 0) and shared.b == Matrix((40, 64), "k", 64, 5, 2560)
+    one = plan(array(4, 16, 64), array(1, 64, 40), out=array(4, 16, 40, address=1 << 20))
+    assert (one.l, one.m) == (1, 64)
+
+
+def test_rows_that_are_no_sequence_are_products():
+    found = plan(array(2, 8, 64, strides=(1024, 64, 1)), array(64, 40))
+    assert (found.l, found.m, found.a.step, found.b.step) == (2, 8, 1024, 0)
+    # heads of an attention layer: (batch, heads, length, width) seen in memory of (batch, length, heads, width)
+    heads = array(1, 12, 16, 64, strides=(16 * 768, 64, 768, 1))
+    found = plan(heads, array(1, 12, 64, 40), out=array(1, 12, 16, 40, strides=(7680, 40, 480, 1), address=1 << 20))
+    assert (found.a.step, found.a.pitch, found.c.step, found.c.pitch) == (64, 768, 40, 480)
+
+
+def test_scales():
+    a, b = array(2, 8, 64, dtype="e4m3"), array(64, 40, dtype="e4m3", strides=(1, 64))
+    one = array(dtype="fp32")
+    plain = plan(a, b)
+    assert (plain.form.scaled, plain.p, plain.q, plain.form.out) == (False, None, None, "bf16")
+    assert (plan(a, b, scale_a=one).p, plan(a, b, scale_a=one).q) == (0, 0)
+    rows = plan(a, b, scale_a=array(2, 8, 1, dtype="fp32"), scale_b=array(1, 40, dtype="fp32"), out_dtype="fp32")
+    assert (rows.p, rows.q, rows.form.scaled) == (1, 1, True)
+    assert plan(a, b, scale_a=array(2, 8, dtype="fp32"), scale_b=array(40, dtype="fp32")).p == 1
+
+
+def test_gated():
+    halves = plan(array(4, 64), array(64, 24, strides=(48, 1)), up=array(64, 24, strides=(48, 1), address=48))
+    assert halves.form.gated and halves.b == Matrix((24, 64), "mn", 48)
+    turns = plan(array(4, 64), array(64, 24, strides=(1, 128)), up=array(64, 24, strides=(1, 128), address=128))
+    assert turns.b == Matrix((24, 64), "k", 128) and turns.shape == (4, 24)
+
+
+def test_more_than_two_to_the_31st_elements():
+    a, b = array(2**20, 2**13), array(2**13, 2**17, strides=(1, 2**13))
+    found = plan(a, b)
+    assert found.c == Matrix((2**20, 2**17), "k", 2**17)
+    assert a.span()[1] == 2**34 and Array((2**20, 2**17), found.c.strides, "fp16").span()[1] == 2**38
+    many = plan(array(2**10, 2**16, 2**8), array(2**10, 2**8, 2**10))
+    assert (many.a.step, many.c.step, many.l) == (2**24, 2**26, 2**10)
+    out = array(2**20, 2**17, address=2**33)
+    with pytest.raises(UsageError, match="out: shares memory with a"):
+        plan(a, b, out=out)
+
+
 @pytest.mark.parametrize("shape", [(0, 8, 8), (4, 0, 8), (4, 8, 0), (0, 0, 0)])
 def test_empty(shape):
     m, n, k = shape
@@ -53,16 +104,35 @@ def test_empty(shape):
 A, B = array(16, 64), array(64, 40)
 REFUSED = [
     ({"a": array(64)}, "a: shape"),
-    ({"b": array(2, 64, 40)}, "b: shape"),
+    ({"b": array(64)}, "b: shape"),
+    ({"a": array(3, 16, 64), "b": array(2, 64, 40)}, "b: shape"),
+    ({"b": array(2, 64, 40, strides=(2564, 40, 1))}, "b: its matrices lie 2564 elements apart"),
+    ({"b": array(2, 2, 64, 40, strides=(8192, 2560, 40, 1))}, "b: shape"),
+    ({"a": array(2, 1, 16, 64), "b": array(1, 2, 64, 40), "residual": array(2, 2, 16, 40), "beta": 1.0}, "a: shape"),
     ({"b": array(63, 40)}, "b: shape"),
     ({"a": array(16, 64, dtype="fp32")}, "a: fp32"),
     ({"b": array(64, 40, dtype="bf16")}, "b: bf16"),
-    ({"b": array(64, 42)}, "b: N=42"),
+    ({"b": array(64, 42, strides=(1, 64))}, "b: N=42"),
+    ({"b": array(64, 42)}, "b: strides"),
     ({"a": array(16, 63), "b": array(63, 40)}, "a: strides"),
     ({"a": array(16, 64, strides=(128, 2))}, "a: strides"),
     ({"a": array(16, 64, strides=(0, 1))}, "a: strides"),
     ({"a": array(16, 64, strides=(32, 1))}, "a: strides"),
-    ({"a": array(2, 8, 64, strides=(1024, 64, 1))}, "a: shape"),
+    ({"a": array(2, 2, 8, 64, strides=(4096, 1024, 64, 1))}, "a: shape"),
+    ({"a": array(16, 64, strides=(2**39, 1))}, "a: strides"),
+    ({"out": array(2, 16, 40, strides=(8, 48, 1), address=1 << 20), "b": array(2, 64, 40)}, "out: its matrices lie 8"),
+    ({"scale_a": array(16)}, "scale_a: fp16"),
+    ({"scale_a": array(15, dtype="fp32")}, "scale_a: shape"),
+    ({"scale_a": array(16, dtype="fp32", strides=(2,))}, "scale_a: strides"),
+    ({"scale_b": array(16, dtype="fp32")}, "scale_b: shape"),
+    ({"b": array(2, 64, 40), "a": array(2, 16, 64), "scale_a": array(2, 16, dtype="fp32")}, "scale_a: a factor a row"),
+    ({"b": array(64, 40, strides=(80, 2)), "up": array(64, 40, strides=(80, 2), address=2)}, "b: interleaved columns"),
+    ({"b": array(64, 20, strides=(40, 1)), "up": array(64, 20, strides=(40, 1), address=40)}, "b: its second half"),
+    ({"up": array(64, 20)}, "up: shape"),
+    ({"up": array(64, 40), "scale_b": array(40, dtype="fp32")}, "scale_b: shape"),
+    ({"a": array(16, 64, dtype="e4m3"), "b": array(64, 40, dtype="e4m3")}, "b: e4m3 with strides"),
+    ({"a": array(16, 64, strides=(1, 16), dtype="e4m3"), "b": array(64, 40, strides=(1, 64), dtype="e4m3")}, "a: e4m3"),
+    ({"a": array(16, 64, dtype="e5m2"), "b": array(64, 40, dtype="e5m2")}, "a: e5m2"),
     ({"a": array(16, 64, address=8)}, "a: address"),
     ({"a": array(2**16, 2**15, 64)}, "a: M="),
     ({"out": array(16, 48)}, "out: shape"),
