@@ -89,6 +89,53 @@ class Plan:
         return 0 in (self.m, self.n, self.k, self.l)
 
 
+@dataclass(frozen=True)
+class Operand:
+    """A kernel's argument: extents and strides in elements, of which an address makes an array."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+
+    @property
+    def elements(self) -> int:
+        """From the first to the last."""
+        return 1 + sum((extent - 1) * step for extent, step in zip(self.shape, self.strides))
+
+
+def operands(plan: Plan, flat: bool = False) -> dict[str, Operand | None]:
+    """What a kernel is called with, by name and in order (`Form`); None for what the form lacks.
+
+    flat: for a kernel of one product of matrices, that has no place for `up` nor for scales.
+    """
+    form = plan.form
+
+    def stack(matrix: Matrix | None, dtype: str) -> Operand | None:
+        if matrix is None or not dtype:
+            return None
+        shape, strides = matrix.stack
+        return Operand(shape[:2], strides[:2], dtype) if flat else Operand(shape, strides, dtype)
+
+    def vector(extent: int, stride: int | None, dtype: str) -> Operand | None:
+        return None if stride is None or not dtype else Operand((extent,), (stride,), dtype)
+
+    made = {
+        "a": stack(plan.a, form.dtype),
+        "b": stack(plan.b, form.dtype),
+        "up": stack(plan.b, form.dtype) if form.gated else None,
+        "out": stack(plan.c, form.out),
+        "residual": stack(plan.r, form.residual),
+        "bias": vector(plan.n, 1, form.bias),
+        "factors": vector(2, 1, "fp32"),
+        "scale_a": vector(plan.m, plan.p, "fp32"),
+        "scale_b": vector(plan.n, plan.q, "fp32"),
+    }
+    return {name: made[name] for name in FLAT} if flat else made
+
+
+FLAT = ("a", "b", "out", "residual", "bias", "factors")
+
+
 def plan(
     a: Array,
     b: Array,

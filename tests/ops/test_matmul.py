@@ -145,9 +145,9 @@ def test_the_host_code_takes_what_a_gpu_call_hands_it(m):
     a, b, bias, out = normal(m, 72), normal(264, 72).t(), normal(264), normal(m, 264)
     seen = [Array(tuple(x.shape), x.stride(), "fp16", x.data_ptr()) for x in (a, b, bias)]
     planned = plan(*seen[:2], bias=seen[2], activation="gelu")
-    config = execute.config_for(planned.m, planned.n, planned.k, planned.form, 132)
+    config = execute.config_for(planned, 132)
     tensors = {"a": a, "b": b, "out": out, "residual": None, "bias": bias}
-    views = execute.views(planned, tensors, torch.ones(2))
+    views = execute.views(planned, tensors, torch.ones(2), flat=True)
     assert views[0].strides == (72, 1)
     (launch,) = execute.program(planned.form, config).launches(*views)
     rows, cols, _ = config.tile

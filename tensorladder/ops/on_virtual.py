@@ -1,0 +1,62 @@
+"""A planned product on the virtual GPU: operands copied to its memory as they lie in ours, the result copied back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from tensorladder.core.errors import MissingExtra
+from tensorladder.ops import kernels
+from tensorladder.ops.plan import Operand, Plan, operands
+from tensorladder.problems import DTYPES
+
+ARCH = "sm_90a"
+SMS = 132
+ALIGN = 16
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # numpy has no bfloat16 and takes none from torch
+
+
+def run(
+    plan: Plan, tensors: dict[str, torch.Tensor | None], factors: tuple[float, float], config: Any,
+    program: Callable[[Any, Any], Any], policy: str,
+) -> None:
+    """Multiply CPU tensors. factors: alpha and beta. program: compiles a kernel of a form and a config. policy: when
+    asynchronous effects happen."""
+    try:
+        from tensorladder.vgpu import Device
+    except ModuleNotFoundError as error:
+        raise MissingExtra(f"{error.name} (the virtual GPU's engine)", "climb") from error
+    device = Device(arch=ARCH, policy=policy)
+    given = {**tensors, "factors": torch.tensor(factors, dtype=torch.float32)}
+    arrays: dict[str, np.ndarray | None] = {}
+    for name, operand in operands(plan, kernels.of(config).flat).items():
+        tensor = given.get(name)
+        arrays[name] = None
+        if operand is not None and tensor is not None:
+            size = DTYPES[operand.dtype].numpy.itemsize
+            before = tensor.data_ptr() % ALIGN // size  # unaligned as in our memory
+            memory = device.memory.empty(name, (before + operand.elements,), DTYPES[operand.dtype].numpy)
+            arrays[name] = array = strided(memory[before:], operand)
+            if name != "out":
+                array[...] = seen(tensor, operand)
+    stream = device.stream()
+    program(plan.form, config)(stream, *arrays.values())
+    stream.synchronize()
+    out = operands(plan, kernels.of(config).flat)["out"]
+    assert out is not None and given["out"] is not None
+    seen(given["out"], out)[...] = arrays["out"]
+
+
+def seen(tensor: torch.Tensor, operand: Operand) -> np.ndarray:
+    """A CPU tensor's memory as the array that a kernel sees."""
+    tensor = tensor.detach().as_strided(operand.shape, operand.strides)
+    return tensor.view(BITS[tensor.element_size()]).numpy().view(DTYPES[operand.dtype].numpy)
+
+
+def strided(memory: np.ndarray, operand: Operand) -> np.ndarray:
+    """Elements of a vector as an operand. Of those that are the same for all products any may be written."""
+    steps = [step * memory.itemsize for step in operand.strides]
+    return np.lib.stride_tricks.as_strided(memory, operand.shape, steps)
