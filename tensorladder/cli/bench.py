@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -14,11 +16,14 @@ from tensorladder.cli.options import Arch, Json, On
 from tensorladder.core.errors import UsageError
 from tensorladder.draw import benchmarks as pictures
 from tensorladder.measure import bench as measure
-from tensorladder.measure import suites
-from tensorladder.measure.request import parse_place
+from tensorladder.measure import calls, suites
+from tensorladder.measure.request import parse_place, parse_shape
 
-COLUMNS = ("rung", "shape", "dtype", "us", "10-90 %", "TFLOPS", "baseline", "its us", "ratio", "MHz", "W")
+COLUMNS = (
+    "rung", "shape", "dtype", "us", "10-90 %", "TFLOPS", "baseline", "its us", "ratio", "MHz", "W", "kernel, notes",
+)  # fmt: skip
 RIGHT = ("us", "10-90 %", "TFLOPS", "its us", "ratio", "MHz", "W")
+HOST_BOUND = {"host_bound": "ours waits for the host", "baseline_host_bound": "it waits for the host"}
 KEPT = Path("benchmarks") / "results"
 
 
@@ -34,7 +39,17 @@ def bench(
         list[str] | None,
         typer.Option("--rungs", metavar="'c4 c5:stages=5'", help="only these, with other knobs (repeatable)"),
     ] = None,
+    op: Annotated[
+        list[str] | None,
+        typer.Option("--op", metavar="|".join(calls.CALLS), help="not rungs but calls of the op (repeatable)"),
+    ] = None,
+    shape: Annotated[
+        list[str] | None, typer.Option("--shape", metavar="512,512,512", help="these shapes (repeatable)")
+    ] = None,
     dtype: Annotated[list[str] | None, typer.Option("--dtype", help="these element types (repeatable)")] = None,
+    quack: Annotated[
+        str | None, typer.Option("--quack", metavar="DIR", help="QuACK's kernels, made by `python -m benchmarks.quack`")
+    ] = None,
     arch: Arch = None,
     seconds: Annotated[
         float, typer.Option("--seconds", help="to measure each kernel for; on the virtual GPU: three runs each")
@@ -47,20 +62,32 @@ def bench(
 ) -> int:
     """Time kernels beside a baseline in one process, after checking what they compute."""
     chosen = suites.find(suite)
+    if shape:
+        chosen = suites.only(chosen, [parse_shape(text) for text in shape])
     specs = [spec for text in rungs or () for spec in text.split()]
     if not 0 < seconds < float("inf"):
         raise UsageError(f"--seconds {seconds:g} must be a positive number of seconds")
+    ops = list(op or (() if specs else chosen.ops))
     refused: list[str] = []
     if parse_place(on) == "gpu":
         if arch is not None:
             raise UsageError("--arch is for --on vgpu: on a GPU the architecture is the GPU's, or the pack's")
-        host, rows = _on_gpu(chosen, pack, specs, dtype or (), seconds, refused)
+        options = measure.Options(seconds=seconds)
+        if ops:
+            if specs:
+                raise UsageError("--rungs and --op: one of them, a run times rungs or calls of the op")
+            host, rows = _op_on_gpu(chosen, ops, pack, quack, dtype or (), options, refused)
+        else:
+            if quack is not None:
+                raise UsageError("--quack is for --op")
+            host, rows = _on_gpu(chosen, pack, specs, dtype or (), options, refused)
     else:
-        if pack is not None or dtype:
-            raise UsageError("--pack and --dtype are for --on gpu")
+        if pack is not None or dtype or ops or quack is not None:
+            raise UsageError("--pack, --dtype, --quack, --op and the suites of the op are for --on gpu")
         asked = measure.emulated(chosen, specs, arch, refused)
         host, rows = measure.emulator(chosen), measure.on_vgpu(asked, 3, refused)
-    records = _show(host, rows, as_json)
+    keep = functools.partial(_keep, chosen, host, folder=results, on=on)
+    records = _show(host, rows, as_json, keep)
     means = measure.geometric_means(records)
     for line in refused:
         output.complain(f"left out: {line}")
@@ -68,7 +95,7 @@ def bench(
         output.emit({"summary": means})
     else:
         _means(means)
-    _keep(chosen, host, records, results, on)
+    keep(records)
     return measure.exit_code(records)
 
 
@@ -77,7 +104,7 @@ def _on_gpu(
     pack: str | None,
     specs: list[str],
     dtypes: Sequence[str],
-    seconds: float,
+    options: measure.Options,
     refused: list[str],
 ) -> tuple[measure.Record, Iterator[measure.Record]]:
     with output.progress("compiling" if pack is None else "loading"):
@@ -86,11 +113,32 @@ def _on_gpu(
             if pack is None
             else measure.from_pack(pack, suite, specs, dtypes)
         )
-    return measure.machine(suite), measure.on_gpu(jobs, suite, measure.Options(seconds=seconds), refused)
+    return measure.machine(suite), measure.on_gpu(jobs, suite, options, refused)
 
 
-def _show(host: measure.Record, rows: Iterator[measure.Record], as_json: bool) -> list[measure.Record]:
-    """Print the records as they come, or as a table at the end."""
+def _op_on_gpu(
+    suite: suites.Suite,
+    ops: list[str],
+    pack: str | None,
+    quack: str | None,
+    dtypes: Sequence[str],
+    options: measure.Options,
+    refused: list[str],
+) -> tuple[measure.Record, Iterator[measure.Record]]:
+    found = [calls.find(name) for name in ops]
+    called = [(call, calls.dtype_of(call, dtype)) for call in found for dtype in dtypes or (None,)]
+    if pack is not None:
+        os.environ["TENSORLADDER_PACK"] = pack
+    host = measure.machine(suite)
+    theirs = None if quack is None else measure.Quack(quack, host["sms"] // 2)
+    host["quack"] = theirs.version if theirs else host["quack"]
+    return host, measure.calls_on_gpu(called, suite, options, refused, theirs)
+
+
+def _show(
+    host: measure.Record, rows: Iterator[measure.Record], as_json: bool, keep: Callable[[list[measure.Record]], None]
+) -> list[measure.Record]:
+    """Print the records as they come, or as a table at the end. Each is kept at once: a run may be cut short."""
     if as_json:
         output.emit({"machine": host})
     else:
@@ -99,6 +147,7 @@ def _show(host: measure.Record, rows: Iterator[measure.Record], as_json: bool) -
     with output.progress(f"timing suite {host['suite']}"):
         for record in rows:
             records.append(record)
+            keep(records)
             if as_json:
                 output.emit(record)
             elif sys.stderr.isatty():
@@ -118,14 +167,21 @@ def _headline(host: measure.Record) -> str:
 def _row(record: measure.Record) -> tuple[str, ...]:
     shape = "x".join(map(str, record["shape"]))
     if not record["ok"]:
-        return record["rung"], shape, record["dtype"], "wrong", *[""] * 7
+        return record["rung"], shape, record["dtype"], "wrong", *[""] * 8
     spread = f"{record['low_us']:.5g}-{record['high_us']:.5g}"
     baseline = ("", "", "")
     if record["baseline"]:
         baseline = record["baseline"], f"{record['baseline_us']:.5g}", f"{record['ratio']:.3f}"
     meters = [f"{record[key]:.0f}" if record.get(key) else "" for key in ("clock_mhz", "power_w")]
     times = f"{record['median_us']:.5g}", spread, f"{record['tflops']:.4g}"
-    return record["rung"], shape, record["dtype"], *times, *baseline, *meters
+    return record["rung"], shape, record["dtype"], *times, *baseline, *meters, _notes(record)
+
+
+def _notes(record: measure.Record) -> str:
+    """The op's kernel, what the baseline chose, and whether the host was too slow for one of them."""
+    notes = [record.get("kernel"), record.get("baseline_choice")]
+    notes += [words for key, words in HOST_BOUND.items() if record.get(key)]
+    return ", ".join(filter(None, notes))
 
 
 def _means(means: list[measure.Record]) -> None:

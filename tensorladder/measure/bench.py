@@ -30,6 +30,8 @@ from tensorladder.core.errors import TensorladderError, UsageError
 from tensorladder.measure import pack as packs
 from tensorladder.measure import run as harness
 from tensorladder.measure.baselines import BASELINES, versions
+from tensorladder.measure.calls import CHECKED_AT_ONCE, Call, Work, chosen, ours, sets_for
+from tensorladder.measure.rivals import Quack, Rival, rivals
 from tensorladder.measure.suites import Suite, takes
 from tensorladder.problems import DTYPES, Problem
 from tensorladder.rungs import rung as rungs
@@ -41,9 +43,8 @@ from tensorladder.silicon.timing import Options, Times, compare
 
 Record = dict[str, Any]
 
-MOST_SETS = 256
-CHECKED_AT_ONCE = 1 << 26  # elements of C, in float64
 EMULATED_FLOPS = 2 * 512**3  # what the virtual GPU is asked to compute at most
+BEST = "best of them"
 #: dense fp16 operations a clock and SM, by compute capability (NVIDIA's architecture papers)
 TENSOR_FLOPS = {(8, 0): 2048, (9, 0): 4096, (10, 0): 8192}
 
@@ -178,8 +179,7 @@ class Workload:
         self.torch, self.problem, self.shape, self.dtype, self.arrays = torch, problem, shape, dtype, arrays
         first = self._draw(0)
         self.bytes = sum(tensor.numel() * tensor.element_size() for tensor in first.values())
-        count = max(2, min(MOST_SETS, -(-2 * l2 // self.bytes) + 1))
-        self.sets = [first, *(self._draw(seed) for seed in range(1, count))]
+        self.sets = [first, *(self._draw(seed) for seed in range(1, sets_for(self.bytes, l2)))]
 
     def _draw(self, seed: int) -> dict[str, Any]:
         torch = self.torch
@@ -235,24 +235,82 @@ def _one(
     if not ok:
         yield {**base, **_nothing("wrong, so not timed")}
         return
-    contenders = {"ours": ours}
+    contenders = {}
     for name, make in BASELINES.items():
         try:
             made = (make(rung.problem, torch, tensors) for tensors in workload.sets)
             calls = [call for call in made if call is not None]
             if calls:
                 calls[0]()
-                contenders[name] = calls
+                contenders[name] = Rival(calls)
         except Exception as problem:  # another project's code: say what it said, and go on without it
             refused.append(f"{name} on {entry.label}: {' '.join(str(problem).split())[:200] or type(problem).__name__}")
-    measured = compare(torch, contenders, meter, options)
+    yield from _contest(torch, base, ours, contenders, meter, options)
+
+
+def _contest(
+    torch: Any,
+    base: Record,
+    runs: Sequence[Callable[[], Any]],
+    contenders: Mapping[str, Rival],
+    meter: Meter,
+    options: Options,
+) -> Iterator[Record]:
+    """Time ours in turn with the others: a record for each of them, or one alone where there are none.
+
+    `best_us` and `best_ratio` are those of the fastest of the others.
+    """
+    calls = {"ours": runs, **{name: rival.runs for name, rival in contenders.items()}}
+    measured = compare(torch, calls, meter, options)
     times = measured.times["ours"]
-    base |= timed(times, base["flops"])
-    base |= {"clock_mhz": measured.clock_mhz, "power_w": measured.power_w, "sets": len(workload.sets)}
-    if len(contenders) == 1:
+    base = {**base, **timed(times, base["flops"])}
+    base |= {"clock_mhz": measured.clock_mhz, "power_w": measured.power_w, "sets": len(runs)}
+    if not contenders:
         yield {**base, "baseline": None, "baseline_us": None, "ratio": None}
-    for name in list(contenders)[1:]:
-        yield {**base, **against(name, times, measured.times[name])}
+        return
+    best = min(measured.times[name].median for name in contenders)
+    base["best_ratio"] = round(best / times.median, 4)
+    for name, rival in contenders.items():
+        choice = {"baseline_choice": rival.choice} if rival.choice else {}
+        yield {**base, **against(name, times, measured.times[name]), **choice}
+
+
+def calls_on_gpu(
+    called: Sequence[tuple[Call, str]], suite: Suite, options: Options, refused: list[str], quack: Quack | None = None
+) -> Iterator[Record]:
+    """A record for each call of the op (with its element type), shape of the suite and rival.
+
+    refused: gets a line for each shape that the op does not take, and each rival that could not be run.
+    """
+    torch = cuda_torch()
+    meter, known = Meter(), driver.facts()
+    for call, dtype in called:
+        for shape in suite.shapes:
+            work = Work(torch, call, shape, dtype, known["l2_bytes"])
+            try:
+                yield from _called(torch, work, meter, known["sms"], options, refused, quack)
+            except UsageError as error:
+                refused.append(f"{call.label} {'x'.join(map(str, shape))} {dtype}: {error}")
+            del work
+            torch.cuda.empty_cache()
+
+
+def _called(
+    torch: Any, work: Work, meter: Meter, sms: int, options: Options, refused: list[str], quack: Quack | None
+) -> Iterator[Record]:
+    runs = [ours(work.call, tensors) for tensors in work.sets]
+    within, error = work.check(runs[0])
+    ok = within and error <= work.tolerance
+    base: Record = {
+        "rung": work.call.label, "shape": list(work.shape), "dtype": work.dtype, "on": "gpu",
+        **chosen(work.call, work.shape, work.dtype, sms), "ok": ok, "error": error if math.isfinite(error) else None,
+        "tolerance": work.tolerance, "bytes": work.bytes, "flops": work.flops,
+    }  # fmt: skip
+    if not ok:
+        yield {**base, **_nothing("wrong, so not timed")}
+        return
+    contenders = dict(rivals(work, quack, refused))
+    yield from _contest(torch, base, runs, contenders, meter, options)
 
 
 def timed(times: Times, flops: int) -> Record:
@@ -359,11 +417,20 @@ def _wall(run: Callable[[], Any]) -> float:
 
 
 def geometric_means(records: Iterable[Record]) -> list[Record]:
-    """For each rung and baseline over all shapes: geometric mean of the ratios, the extremes, how many are below 1."""
+    """For each rung and baseline over all shapes: geometric mean of the ratios, the extremes, how many are below 1.
+
+    Where a rung has several baselines, also against the fastest of them at each shape.
+    """
     ratios: dict[tuple[str, str], list[float]] = {}
+    best: dict[str, dict[tuple[Any, ...], float]] = {}
     for record in records:
         if record["ratio"]:
             ratios.setdefault((record["rung"], record["baseline"]), []).append(record["ratio"])
+        if record.get("best_ratio"):
+            best.setdefault(record["rung"], {})[(*record["shape"], record["dtype"])] = record["best_ratio"]
+    for rung, found in best.items():
+        if sum(of == rung for of, _ in ratios) > 1:
+            ratios[rung, BEST] = list(found.values())
     return [
         {
             "rung": rung, "baseline": baseline, "geometric_mean": round(statistics.geometric_mean(found), 4),

@@ -7,7 +7,8 @@ head's size, that of "gate up" twice the intermediate size.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from tensorladder.core.errors import UsageError
 from tensorladder.rungs.rung import RungInfo
@@ -19,7 +20,8 @@ Shape = tuple[int, int, int]
 class Suite:
     """Shapes (M, N, K) with what they are, the element type they are timed in, and which rungs by default.
 
-    every_rung: all there are; else those that no other rung of the architecture builds on.
+    every_rung: all there are; else those that no other rung of the architecture builds on. ops: calls of the op
+    (`calls.CALLS`) that it times instead of rungs.
     """
 
     name: str
@@ -27,6 +29,7 @@ class Suite:
     dtype: str
     shapes: dict[Shape, str]
     every_rung: bool = False
+    ops: tuple[str, ...] = ()
 
 
 def _cubes(*sides: int) -> dict[Shape, str]:
@@ -71,6 +74,22 @@ _MODELS: dict[Shape, str] = {
     (32, 128256, 4096): "Llama-3-8B head, decode of 32",
 }
 
+#: Of both, from a few rows to many: what is timed with every epilogue, and in fp8.
+_FEW: dict[Shape, str] = {
+    shape: {**_COMPARED, **_MODELS}[shape]
+    for shape in (
+        (4096, 14336, 4096),
+        (4096, 4096, 14336),
+        (2048, 10240, 8192),
+        (1000, 2880, 4096),
+        (777, 6400, 1600),
+        (512, 8192, 8192),
+        (64, 14336, 4096),
+        (16, 4096, 14336),
+    )
+}
+_EPILOGUES = ("bias-gelu", "bias-silu", "bias-residual", "swiglu")
+
 SUITES: dict[str, Suite] = {
     suite.name: suite
     for suite in (
@@ -82,6 +101,8 @@ SUITES: dict[str, Suite] = {
             _cubes(512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384),
         ),
         Suite("llm", "linear layers of language models, decode and prefill", "bf16", {**_COMPARED, **_MODELS}),
+        Suite("fused", "the op with its epilogues, at eight of those shapes", "bf16", _FEW, ops=_EPILOGUES),
+        Suite("fp8", "the op on e4m3, scales by tensor and by row", "e4m3", _FEW, ops=("fp8", "fp8-rows")),
     )
 }
 
@@ -92,6 +113,14 @@ def find(name: str) -> Suite:
         return SUITES[name]
     except KeyError:
         raise UsageError(f"--suite {name!r} is not known: use one of {', '.join(SUITES)}") from None
+
+
+def only(suite: Suite, shapes: Sequence[tuple[int, ...]]) -> Suite:
+    """The suite with these shapes alone, of it or not. UsageError for one that is no (M, N, K)."""
+    for shape in shapes:
+        if len(shape) != 3:
+            raise UsageError(f"--shape {','.join(map(str, shape))}: a suite's are M,N,K")
+    return replace(suite, shapes={(m, n, k): suite.shapes.get((m, n, k), "") for m, n, k in shapes})
 
 
 PRODUCTS = ("gemm", "gemm_colwise_scale")

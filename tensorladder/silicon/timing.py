@@ -97,6 +97,13 @@ def compare(torch: Any, contenders: Mapping[str, Sequence[Call]], meter: Meter, 
     return Measured(times, _middle(clock for clock, _ in readings), _middle(power for _, power in readings))
 
 
+def quick(torch: Any, calls: Sequence[Call], options: Options) -> float:
+    """Microseconds a launch, the median of `options.rounds` batches: enough to tell configurations apart."""
+    run = _Run(torch, calls)
+    run.size_up(options)
+    return statistics.median(run.batch_us(None) for _ in range(options.rounds))
+
+
 def _settled(history: Sequence[float]) -> bool:
     if len(history) < 2 * WINDOW:
         return False

@@ -379,7 +379,7 @@ def test_the_verb_times_the_emulation_and_says_so(ask, tmp_path):
         (("--on", "tpu"), "--on 'tpu'"),
         (("--seconds", "0"), "--seconds 0"),
         (("--arch", "sm_80"), "--arch is for --on vgpu"),
-        (("--on", "vgpu", "--pack", "p"), "--pack and --dtype are for --on gpu"),
+        (("--on", "vgpu", "--pack", "p"), "--pack, --dtype, --quack, --op and the suites of the op are for --on gpu"),
         (("--on", "vgpu", "--rungs", "q9"), "no rung"),
         (("--on", "vgpu", "--rungs", "c5", "--arch", "sm_80"), "c5-ping-pong compiles for sm_90a"),
         (("--on", "gpu", "--pack", "/nowhere"), "is no pack"),
