@@ -427,7 +427,8 @@ def geometric_means(records: Iterable[Record]) -> list[Record]:
         if record["ratio"]:
             ratios.setdefault((record["rung"], record["baseline"]), []).append(record["ratio"])
         if record.get("best_ratio"):
-            best.setdefault(record["rung"], {})[(*record["shape"], record["dtype"])] = record["best_ratio"]
+            place = (*record["shape"], record["dtype"])
+            best.setdefault(record["rung"], {})[place] = record["best_ratio"]
     for rung, found in best.items():
         if sum(of == rung for of, _ in ratios) > 1:
             ratios[rung, BEST] = list(found.values())
