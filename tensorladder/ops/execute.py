@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -18,7 +19,9 @@ from tensorladder.core.errors import UsageError
 from tensorladder.core.program import Program
 from tensorladder.measure.request import parse_policy
 from tensorladder.ops import kernels, on_virtual
+from tensorladder.ops import tune as tuning
 from tensorladder.ops.choose import choose
+from tensorladder.ops.kernels import Choice
 from tensorladder.ops.plan import Plan, operands
 from tensorladder.rungs.parts.form import Form
 
@@ -50,8 +53,14 @@ def config_for(plan: Plan, sm_count: int) -> Any:
     return kernels.config(choose(plan.m, plan.n, plan.k, plan.l, plan.form, sm_count), sm_count)
 
 
-def run(plan: Plan, tensors: dict[str, torch.Tensor | None], alpha: float, beta: float, config: Any = None) -> None:
-    """Multiply. `plan` is not empty.
+knobs = functools.lru_cache(maxsize=1024)(kernels.config)
+
+
+def run(
+    plan: Plan, tensors: dict[str, torch.Tensor | None], alpha: float, beta: float, config: Any = None,
+    tune: bool = False,
+) -> None:
+    """Multiply. `plan` is not empty. tune: measure what is fastest, unless that is known (`ops.tune`).
 
     tensors, on one device: a, b, out, and what there is of residual, bias, up (the second right operand of a gated
     product), scale_a and scale_b (both or none).
@@ -64,9 +73,11 @@ def run(plan: Plan, tensors: dict[str, torch.Tensor | None], alpha: float, beta:
         raise UsageError(f"all tensors must lie on one device: {places}")
     (device,) = devices
     if policy is not None and device.type == "cpu":
+        if tune:
+            tuning.on_the_virtual_gpu()
         on_virtual.run(plan, tensors, (alpha, beta), config or config_for(plan, on_virtual.SMS), program, policy)
     elif device.type == "cuda":
-        _on_gpu(plan, tensors, alpha, beta, config)
+        _on_gpu(plan, tensors, _factors(alpha, beta, device.index), config, tune)
     elif torch.cuda.is_available():
         raise UsageError(f"a: lies on {device}: move it to the GPU, or set TENSORLADDER_DEVICE=vgpu")
     else:
@@ -74,26 +85,39 @@ def run(plan: Plan, tensors: dict[str, torch.Tensor | None], alpha: float, beta:
 
 
 def _on_gpu(
-    plan: Plan, tensors: dict[str, torch.Tensor | None], alpha: float, beta: float, config: Any
+    plan: Plan, tensors: Mapping[str, torch.Tensor | None], factors: torch.Tensor, config: Any, tune: bool
 ) -> None:
-    from tensorladder.silicon import driver
-
-    device = tensors["a"].device  # type: ignore[union-attr]
+    device = factors.device
     have, sms = _properties(device.index)
     if have != CAPABILITY:
         raise UsageError(f"the GPU here is sm_{have[0]}{have[1]}: matmul is for sm_90 so far")
-    config = config or config_for(plan, sms)
-    arguments = views(plan, tensors, _factors(alpha, beta, device.index), kernels.of(config).flat)
     with torch.cuda.device(device):
-        handle = torch.cuda.current_stream().cuda_stream
-        streams = _local.__dict__.setdefault("streams", {})
-        stream = streams.setdefault((device.index, handle), driver.Stream(handle))
-        program(plan.form, config)(stream, *arguments)
-        stream.submit()
+        if config is None:
+            place = tuning.place(torch, device.index, ARCH)
+            if tune:
+
+                def bind(choice: Choice, on: Mapping[str, torch.Tensor | None]) -> Callable[[], None]:
+                    return lambda: _launch(plan, on, factors, knobs(choice, sms))
+
+                tuning.tune(tuning.key(place, plan), tuning.timer(torch, tensors, bind))
+            config = knobs(tuning.chosen(place, plan), sms)
+        _launch(plan, tensors, factors, config)
+
+
+def _launch(plan: Plan, tensors: Mapping[str, torch.Tensor | None], factors: torch.Tensor, config: Any) -> None:
+    """On the current device's current stream."""
+    from tensorladder.silicon import driver
+
+    arguments = views(plan, tensors, factors, kernels.of(config).flat)
+    handle = torch.cuda.current_stream().cuda_stream
+    streams = _local.__dict__.setdefault("streams", {})
+    stream = streams.setdefault((factors.device.index, handle), driver.Stream(handle))
+    program(plan.form, config)(stream, *arguments)
+    stream.submit()
 
 
 def views(
-    plan: Plan, tensors: dict[str, torch.Tensor | None], factors: torch.Tensor, flat: bool
+    plan: Plan, tensors: Mapping[str, torch.Tensor | None], factors: torch.Tensor, flat: bool
 ) -> list[View | None]:
     """The kernel's arguments: tensors as the matrices that it sees.
 

@@ -22,6 +22,7 @@ from tensorladder.core.errors import UsageError
 from tensorladder.ops import kernels
 from tensorladder.ops.choose import rank
 from tensorladder.ops.kernels import Choice, Product, choice
+from tensorladder.ops.plan import Matrix, Plan
 
 FOLDER = "tune"
 MOST = 10  # candidates in the model's order, and the best of each kernel that is not among them
@@ -67,11 +68,34 @@ class Key:
         return f"{FOLDER}/{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
 
 
+@functools.cache
+def place(torch: Any, device: int, arch: str) -> Place:
+    """Where a GPU's times hold."""
+    from tensorladder.silicon.nvml import Meter
+
+    found = torch.cuda.get_device_properties(device)
+    return Place(found.name, Meter().driver() or "unknown", arch, found.multi_processor_count)
+
+
 @functools.lru_cache(maxsize=4096)
-def key(place: Place, product: Product, layout: str) -> Key:
+def key(place: Place, plan: Plan) -> Key:
     """The key of a product in a place. UsageError where no kernel does it."""
+    product = Product(plan.m, plan.n, plan.k, plan.l, plan.form)
     digests = [f"{one.name}:{kernels.source_digest(one.name)}" for one in kernels.taking(product, place.arch)]
-    return Key(place, product, layout, " ".join(digests))
+    return Key(place, product, layout_of(plan), " ".join(digests))
+
+
+def layout_of(plan: Plan) -> str:
+    """How the matrices lie: a word each for A, B, C and R, as "dense dense padded -"."""
+    return " ".join("-" if matrix is None else _lies(matrix) for matrix in (plan.a, plan.b, plan.c, plan.r))
+
+
+def _lies(matrix: Matrix) -> str:
+    rows, cols = matrix.shape if matrix.major == "k" else matrix.shape[::-1]
+    if matrix.l > 1 and matrix.step == 0:
+        return "shared"
+    dense = matrix.pitch == cols and (matrix.l == 1 or matrix.step == rows * cols)
+    return "dense" if dense else "padded"
 
 
 _measuring = threading.RLock()
@@ -86,6 +110,12 @@ def winner(of: Key) -> Choice | None:
         if len(_known) >= REMEMBERED:
             _known.clear()
         return _known.setdefault(of, _load(of))
+
+
+def chosen(place: Place, plan: Plan) -> Choice:
+    """What to run: the kept winner where there is one, else the model's first. UsageError where nothing does it."""
+    of = key(place, plan)
+    return winner(of) or rank(*of.product, place.sm_count, place.arch)[0]
 
 
 def forget() -> None:
@@ -188,6 +218,7 @@ def timer(torch: Any, tensors: Mapping[str, Any], bind: Callable[[Choice, Mappin
     from tensorladder.silicon.timing import Options, compare
 
     def measure(candidates: Sequence[Choice]) -> dict[Choice, float]:
+        refuse_capture(torch)
         sets = operands(torch, tensors)
         calls: dict[str, list[Any]] = {}
         names: dict[str, Choice] = {}

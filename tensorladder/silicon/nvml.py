@@ -38,6 +38,13 @@ class Meter:
         failed = getattr(self._library, name)(self._device, *arguments, byref(value))
         return None if failed else value.value
 
+    def driver(self) -> str | None:
+        """The driver's version, as "580.159.03"."""
+        text = ctypes.create_string_buffer(80)
+        if self._library is None or self._library.nvmlSystemGetDriverVersion(text, c_uint(len(text))):
+            return None
+        return text.value.decode(errors="replace")
+
     def clock(self) -> int | None:
         """The SMs' clock now, in MHz."""
         return self._number("nvmlDeviceGetClockInfo", c_uint(_SM_CLOCK))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -15,11 +16,13 @@ from tensorladder.core.errors import UsageError
 from tensorladder.ops import tune
 from tensorladder.ops.choose import choose, rank
 from tensorladder.ops.kernels import KERNELS, Product
-from tensorladder.rungs.parts.form import Form
+from tensorladder.ops.plan import Array, Matrix, plan
 from tensorladder.silicon import timing
 
 PLACE = tune.Place("NVIDIA H200", "580.159", "sm_90a", 132)
-PRODUCT = Product(777, 6400, 1600, 1, Form("bf16", "bf16"))
+A, B = Array((777, 1600), (1600, 1), "bf16"), Array((1600, 6400), (1, 1600), "bf16")
+PLAN = plan(A, B)
+PRODUCT = Product(777, 6400, 1600, 1, PLAN.form)
 
 
 @pytest.fixture(autouse=True)
@@ -42,8 +45,8 @@ class Timer:
         return {one: 1.0 if number == self.fast else 2.0 + number for number, one in enumerate(candidates)}
 
 
-def key(product=PRODUCT, place=PLACE, layout="dense"):
-    return tune.key(place, product, layout)
+def key(a=A, place=PLACE, **options):
+    return tune.key(place, plan(a, B, **options))
 
 
 def test_the_fastest_is_kept_and_found_by_the_next_process():
@@ -73,9 +76,9 @@ OTHERS = {
     "gpu": key(place=replace(PLACE, gpu="NVIDIA H100")),
     "driver": key(place=replace(PLACE, driver="590.1")),
     "sms": key(place=replace(PLACE, sm_count=114)),
-    "extents": key(PRODUCT._replace(m=776)),
-    "form": key(PRODUCT._replace(form=Form("bf16", "fp32"))),
-    "layout": key(layout="a padded"),
+    "extents": key(replace(A, shape=(776, 1600))),
+    "form": key(out_dtype="fp32"),
+    "layout": key(replace(A, strides=(1608, 1))),
     "source": replace(key(), source="c6:0000"),
     "version": replace(key(), version="0.0"),
 }
@@ -153,7 +156,7 @@ def test_products_are_measured_one_at_a_time():
         running -= 1
         return dict.fromkeys(candidates, 1.0)
 
-    keys = [key(PRODUCT._replace(m=m)) for m in range(1, 7)]
+    keys = [key(replace(A, shape=(m, 1600))) for m in range(1, 7)]
     threads = [threading.Thread(target=tune.tune, args=(one, timer)) for one in keys]
     for thread in threads:
         thread.start()
@@ -177,6 +180,7 @@ def torch(monkeypatch):
     stream = type("Stream", (), {"synchronize": lambda self: None})()
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: type("P", (), {"L2_cache_size": 1 << 20})())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     return torch
 
 
@@ -250,6 +254,55 @@ def test_not_while_a_graph_is_captured(torch, monkeypatch):
         tune.refuse_capture(torch)
 
 
-def test_the_model_is_what_a_winner_replaces():
-    best = choose(*PRODUCT, 132)
-    assert tune.tune(key(), Timer(fast=0)) == best
+def test_a_call_takes_the_winner_and_else_the_models_first():
+    assert tune.chosen(PLACE, PLAN) == choose(*PRODUCT, 132)
+    found = tune.tune(key(), Timer(fast=4))
+    assert found != choose(*PRODUCT, 132) and tune.chosen(PLACE, PLAN) == found
+
+
+def test_layouts():
+    one = Array((16, 64), (64, 1), "bf16"), Array((64, 40), (40, 1), "bf16")
+    assert tune.layout_of(plan(*one)) == "dense dense dense -"
+    wide, row = Array((16, 64), (72, 1), "bf16"), Array((16, 40), (40, 1), "bf16", 1 << 20)
+    assert tune.layout_of(plan(wide, one[1], residual=row, beta=1.0)) == "padded dense dense dense"
+    many = Array((3, 16, 64), (1024, 64, 1), "bf16"), Array((3, 64, 40), (0, 40, 1), "bf16")
+    assert tune.layout_of(plan(*many)) == "dense shared dense -"
+    assert tune._lies(Matrix((16, 64), "k", 64, 3, 2048)) == "padded"
+
+
+def test_calls_measure_once_and_then_run_the_winner(torch, monkeypatch):
+    """`matmul`'s way on a GPU, with launches that are written down."""
+    from tensorladder.ops import execute
+
+    seen = []
+    monkeypatch.setattr(execute, "_launch", lambda plan, tensors, factors, config: seen.append((tensors, config)))
+    monkeypatch.setattr(execute, "knobs", lambda choice, sms: choice)
+    monkeypatch.setattr(execute, "_properties", lambda index: ((9, 0), 132))
+    monkeypatch.setattr(tune, "place", lambda torch, index, arch: PLACE)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+
+    def compare(torch, calls, meter, options):
+        for each in calls.values():
+            each[0]()
+        return timing.Measured({name: timing.Times((float(-i),) * 3, 1) for i, name in enumerate(calls)}, None, None)
+
+    monkeypatch.setattr(timing, "compare", compare)
+    tensors = {"a": torch.ones(777, 1600), "b": torch.ones(1600, 6400), "out": torch.ones(777, 6400), "bias": None}
+    for tuned in (False, True, True, False):
+        seen.clear()
+        execute._on_gpu(PLAN, tensors, torch.ones(2), None, tuned)
+        assert seen[-1][0] is tensors and all(on["out"] is not tensors["out"] for on, _ in seen[:-1])
+    assert len(seen) == 1 and seen[0][1] == tune.contenders(key())[-1] != choose(*PRODUCT, 132)
+
+
+def test_on_the_virtual_gpu_the_model_chooses(torch, monkeypatch):
+    pytest.importorskip("cutlass")
+    from tensorladder.ops import execute, kernels
+
+    configs = []
+    monkeypatch.setenv("TENSORLADDER_DEVICE", "vgpu")
+    monkeypatch.setattr(execute.on_virtual, "run", lambda plan, tensors, factors, config, *rest: configs.append(config))
+    tune.tune(key(), Timer(fast=4))
+    with pytest.warns(UserWarning, match=r"^tune: the virtual GPU measures nothing, the model chooses$"):
+        execute.run(PLAN, {"a": torch.ones(1), "b": torch.ones(1), "out": torch.ones(1)}, 1.0, 0.0, tune=True)
+    assert configs == [kernels.config(choose(*PRODUCT, 132), 132)]
