@@ -126,7 +126,7 @@ def test_module_agrees_with_its_listing(info):
         ("B7-Warp-Specialized", "b7-warp-specialized"),
         ("a1_naive_cute", "a1-naive-cute"),
         ("z", None),
-        ("b9", None),
+        ("b10", None),
         ("", None),
         ("a1-naive-cut", None),
     ],

@@ -45,6 +45,10 @@ FEATURES = {
     "b5-tma": ["cp.async.bulk.tensor.2d.shared::cta.global", "cp.async.bulk.tensor.2d.global.shared::cta",
                "fence.proxy.async.shared::cta", "fence.mbarrier_init", "cp.async.bulk.wait_group.read"],
     "b6-colwise-scaling": ["mma.sync.aligned.m16n8k16", "mul.f32"],
+    # rows along K are read as they are, B (stored K, N) transposed; copies with a source size; rows of C by 16 bytes
+    "b9-epilogue": [r"cp\.async\.cg\.shared\.global\s+\[%r\d+\], \[%rd\d+\], 16, %r\d+;",
+                    "ldmatrix.sync.aligned.m8n8.x4.shared", "ldmatrix.sync.aligned.m8n8.x4.trans",
+                    "st.global.v4"],
     "b7-warp-specialized": ["setmaxnreg.inc", "setmaxnreg.dec", "mbarrier.arrive.expect_tx", "bar.warp.sync"],
     "b8-register-double-buffering": ["bar.arrive", "setmaxnreg.inc", "ldmatrix.sync.aligned.m8n8.x4"],
     "a0-cluster-reduce": ["shfl.sync.bfly", "barrier.cluster.arrive", "barrier.cluster.wait", "mapa.shared::cluster"],
