@@ -28,6 +28,7 @@ from . import cutedsl_inner as inner
 from .hostcode import HostCode, packed
 
 _KEEP_MLIR: ContextVar[bool] = ContextVar("keep_mlir", default=False)
+_LINES: ContextVar[bool] = ContextVar("lines", default=True)
 _OURS = ("--gpu-arch", "--dump-dir", "--keep-ptx", "--keep-cubin")
 
 
@@ -39,6 +40,16 @@ def keeping_mlir() -> Iterator[None]:
         yield
     finally:
         _KEEP_MLIR.reset(token)
+
+
+@contextmanager
+def without_lines() -> Iterator[None]:
+    """Programs compiled inside carry no source lines: their machine code is a quarter of the size."""
+    token = _LINES.set(False)
+    try:
+        yield
+    finally:
+        _LINES.reset(token)
 
 
 def compile_program(
@@ -53,7 +64,7 @@ def compile_program(
     """Compile a `@cute.jit` function (or an object with a jitted `__call__`) for `arch`, e.g. "sm_90a".
 
     options: further options of `cute.compile`, e.g. "--enable-tvm-ffi --opt-level 2". keep_mlir: fill `Program.mlir`
-    with the DSL's MLIR before lowering. The PTX carries `.loc` lines and the cubin belongs to it.
+    with the DSL's MLIR before lowering. The PTX carries `.loc` lines (but `without_lines`), the cubin belongs to it.
     UsageError for what the DSL refuses, MissingExtra without it.
     """
     arch = find(arch).name
@@ -71,11 +82,12 @@ def _compiled(
     fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], arch: str, options: str, keep_mlir: bool
 ) -> inner.Compiled:
     """From the disk cache, or compiled and kept there."""
-    cached = cutedsl_cache.key(fn, args, kwargs, arch, options, keep_mlir)
+    lines = _LINES.get()
+    cached = cutedsl_cache.key(fn, args, kwargs, arch, options, keep_mlir, lines)
     found = cutedsl_cache.load(cached, fn, args, kwargs) if cached else None
     if found is not None:
         return found
-    compiled = inner.compile_function(fn, args, kwargs, arch, options, keep_mlir)
+    compiled = inner.compile_function(fn, args, kwargs, arch, options, keep_mlir, lines)
     if cached:
         cutedsl_cache.store(cached, compiled, fn)
     return compiled
@@ -170,12 +182,16 @@ class _PackedHost:
 
 
 def host_part(program: Program) -> inner.Compiled | None:
-    """The compiled host part, where it takes arrays alone and learns some of their extents at a call; else None."""
+    """The compiled host part, where it takes arrays alone and learns some of their extents at a call; else None.
+
+    Some of its arguments may be ABSENT: None at compile time.
+    """
     host = program.host
     if not isinstance(host, _PackedHost) or len(program.modules) != 1:
         return None
     compiled = host._compiled
-    found = [compiled.specs.get(name) for name in compiled.names]
+    demands = [compiled.specs.get(name) for name in compiled.names]
+    found = [spec for spec in demands if spec != inner.ABSENT]
     if not all(isinstance(spec, inner.TensorSpec) for spec in found):
         return None
     symbolic = any(isinstance(dim, inner.Extent) for spec in found for dim in spec.shape)  # type: ignore[union-attr]

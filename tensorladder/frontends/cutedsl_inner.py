@@ -28,6 +28,8 @@ from ..core import dlpack
 from ..core.errors import MissingExtra, TensorladderError, Unsupported, UsageError
 
 _LOCK = threading.RLock()
+ABSENT = "absent"
+"""The demand of an argument that was None at compile time: it takes no place among the packed ones."""
 _STREAM_TYPES = {"_FakeStream", "CUstream", "cudaStream_t"}
 _NAMES = {"Boolean": "bool", "TFloat32": "float32", "BFloat16": "bfloat16", "Float8E8M0FNU": "float8_e8m0fnu"}
 
@@ -196,13 +198,14 @@ class Compiled:
 
 
 def compile_function(
-    fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], arch: str, options: str, keep_mlir: bool
+    fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], arch: str, options: str, keep_mlir: bool,
+    lines: bool = True,
 ) -> Compiled:
-    """Run the DSL's compiler for `arch`. UsageError (one line) for whatever it refuses."""
+    """Run the DSL's compiler for `arch`. lines: with source lines. UsageError (one line) for whatever it refuses."""
     cutlass = load()
     with _LOCK, tempfile.TemporaryDirectory(prefix="tensorladder-") as folder:
         kept = {"keep_ir": True, "dump_dir": folder} if keep_mlir else {}
-        ours = f"--gpu-arch {arch} --keep-ptx --keep-cubin --generate-line-info --dump-dir {folder}"
+        ours = f"--gpu-arch {arch} --keep-ptx --keep-cubin --dump-dir {folder}{' --generate-line-info' * lines}"
         with _refusals_in_one_line(fn, arch), environment(cutlass, kept):
             raw = cutlass.cute.compile(fn, *args, options=f"{ours} {options}", **kwargs)
         if not isinstance(raw.__ptx__, str) or not isinstance(raw.__cubin__, bytes) or "\n" not in raw.__ptx__:
@@ -384,7 +387,9 @@ def is_stream(arg: Any) -> bool:
 
 
 def _spec(arg: Any) -> Any:
-    """TensorSpec, "stream", a tuple of specs, or None for what is passed through."""
+    """TensorSpec, "stream", ABSENT, a tuple of specs, or None for what is passed through."""
+    if arg is None:
+        return ABSENT
     if is_stream(arg):
         return "env" if getattr(arg, "use_tvm_ffi_env_stream", False) else "stream"
     if isinstance(arg, list | tuple):
@@ -426,6 +431,8 @@ def bind_arguments(compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, 
 def _wrap(name: str, value: Any, spec: Any, symbols: dict[int, int], wrap: Callable[..., Any]) -> Any:
     if isinstance(spec, tuple) and isinstance(value, list | tuple) and len(spec) == len(value):
         return type(value)(_wrap(f"{name}[{i}]", v, s, symbols, wrap) for i, (v, s) in enumerate(zip(value, spec)))
+    if spec == ABSENT and value is not None:
+        raise UsageError(f"{name}: {type(value).__name__} given, compiled for None")
     if not isinstance(spec, TensorSpec):
         return value
     seen = view(value)

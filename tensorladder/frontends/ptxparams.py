@@ -67,6 +67,7 @@ def heads(ptx: str) -> str:
     return "\n".join(m[0][:-1].rstrip() + ";" for m in _ENTRY.finditer(_COMMENT.sub("", ptx)))
 
 
+@lru_cache(maxsize=64)
 def unread(ptx: str, kernel: str) -> tuple[tuple[int, int], ...]:
     """(first byte, bytes) of each part of a kernel's parameter block that no instruction of it can read.
 

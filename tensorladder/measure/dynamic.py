@@ -8,25 +8,30 @@ machine it was packed on, which the entry names; entries of fixed extents run an
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tensorladder.core.dlpack import View
+from tensorladder.core import dlpack
 from tensorladder.core.errors import UsageError
-from tensorladder.core.program import Launch, LaunchRecorder, Module
+from tensorladder.core.program import Launch, Module, Program, Stream
 from tensorladder.frontends import cutedsl_inner as inner
+from tensorladder.frontends import ptxparams
 from tensorladder.frontends.cutedsl import PackedEntry
 from tensorladder.frontends.cutedsl_inner import Dim, Extent, TensorSpec
-from tensorladder.frontends.ptxparams import entry as head_of
 from tensorladder.silicon import relocate
-from tensorladder.silicon.pack import Array, Dynamic, Entry, Kernel, Pack
+from tensorladder.silicon.pack import Array, Dynamic, Entry, Kernel, Pack, Template, digest
 
 Extents = tuple[tuple[int, ...], ...]
+_digest = functools.lru_cache(maxsize=64)(digest)  # of the same machine code for every new extent
 
 
-def arguments(specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:
-    """What compiled host code demands of its arrays, as JSON: a number, or [bits, divisor, symbol or None] a dim."""
+def arguments(specs: Sequence[TensorSpec | None]) -> list[dict[str, Any] | None]:
+    """What compiled host code demands of its arrays, as JSON: a number, or [bits, divisor, symbol or None] a dim.
+
+    None for an argument that is absent.
+    """
     symbols: dict[int, int] = {}
 
     def plain(dim: Dim) -> Any:
@@ -39,18 +44,64 @@ def arguments(specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:
         return [plain(dim) for dim in found]
 
     return [
+        None if one is None else
         {"dtype": one.dtype, "shape": dims(one.shape), "strides": dims(one.strides), "align": one.align}
         for one in specs
-    ]
+    ]  # fmt: skip
 
 
-def specs(given: Sequence[Mapping[str, Any]]) -> list[TensorSpec]:
+def specs(given: Sequence[Mapping[str, Any] | None]) -> list[TensorSpec | None]:
     """What `arguments` wrote down."""
 
     def dims(found: Sequence[Any]) -> tuple[Dim, ...]:
         return tuple(d if isinstance(d, int) else Extent(*d) for d in found)
 
-    return [TensorSpec(a["dtype"], dims(a["shape"]), dims(a["strides"]), a["align"]) for a in given]
+    return [
+        None if a is None else TensorSpec(a["dtype"], dims(a["shape"]), dims(a["strides"]), a["align"]) for a in given
+    ]
+
+
+def templates(
+    program: Program, arrays: Sequence[Array | None], unread: Mapping[str, Any] | None = None
+) -> tuple[Template, ...]:
+    """What a program launches for arrays of these extents and strides, wherever they lie.
+
+    unread: for each kernel, which parts of its parameters it does not read; None where the program's PTX shows it.
+    UsageError where the arrays do not fit.
+    """
+
+    def about(launch: Launch) -> Any:
+        ptx, kernel = launch.module.ptx, launch.kernel
+        return ptxparams.entry(ptx, kernel).params, ptxparams.unread(ptx, kernel) if unread is None else unread[kernel]
+
+    digests = {id(one): _digest(one.cubin or b"") for one in program.modules}
+    return relocate.templates(program.name, lambda views: program.launches(*views), arrays, about, digests)
+
+
+def program(pack: Pack, entry: Dynamic) -> Program:
+    """A dynamic entry as a program: the compiler's own host part, loaded when it is first called.
+
+    It takes the entry's arrays in order, None where one is absent. UsageError where one is not what was compiled for.
+    """
+    module = Module(entry.heads, entry.arch, pack.code(entry.code), entry.rung)
+    demands = specs(entry.arguments)
+    load = functools.cache(lambda: PackedEntry(entry.function, pack.host(entry.host), module, llvm=False))
+
+    def host(stream: Stream, *arrays: Any) -> None:
+        if len(arrays) != len(demands):
+            raise UsageError(f"{entry.rung}: {len(arrays)} arrays given, it takes {', '.join(entry.names)}")
+        symbols: dict[int, int] = {}
+        packed = []
+        for name, array, demand in zip(entry.names, arrays, demands):
+            if (array is None) != (demand is None):
+                raise UsageError(f"{entry.rung}: {name}: compiled for {'none' if demand is None else demand}")
+            if demand is not None:
+                seen = dlpack.view(array)
+                inner.check(name, seen, demand, symbols)
+                packed.append(inner.TensorArgument(seen, demand))
+        load()(stream, [address for argument in packed for address in argument.__c_pointers__()])
+
+    return Program(entry.rung, entry.arch, (module,), host)
 
 
 class DynamicKernel:
@@ -59,9 +110,7 @@ class DynamicKernel:
     def __init__(self, pack: Pack, entry: Dynamic) -> None:
         self.entry = entry
         self._pack = pack
-        self._specs = specs(entry.arguments)
-        self._module = Module(entry.heads, entry.arch, pack.code(entry.code), entry.rung)
-        self._host: PackedEntry | None = None
+        self._program = program(pack, entry)
         self._kernels: dict[Any, Kernel] = {}
         self._lock = threading.Lock()
 
@@ -78,28 +127,13 @@ class DynamicKernel:
     def instantiate(self, shapes: Extents, strides: Extents) -> Entry:
         """The entry for arrays of these extents and strides (in elements). UsageError where they do not fit."""
         given = self.entry
-        if len(shapes) != len(self._specs):
+        if len(shapes) != len(given.arguments):
             raise UsageError(f"{given.rung}: {len(shapes)} arrays given, it takes {', '.join(given.names)}")
         arrays = tuple(
-            Array(name, shape, steps, spec.dtype, name in given.outputs)
-            for name, shape, steps, spec in zip(given.names, shapes, strides, self._specs)
+            Array(name, shape, steps, demand["dtype"], name in given.outputs)
+            for name, shape, steps, demand in zip(given.names, shapes, strides, given.arguments)
         )
-        digests = {id(self._module): given.code}
-        launches = relocate.templates(given.rung, self._launches, arrays, self._about, digests)
+        launches = templates(self._program, arrays, given.unread)
         return Entry(
             given.rung, given.arch, shapes[0], given.dtype, given.config, given.source, arrays, launches
         )
-
-    def _about(self, launch: Launch) -> Any:
-        return head_of(self._module.ptx, launch.kernel).params, self.entry.unread[launch.kernel]
-
-    def _launches(self, views: list[View]) -> list[Launch]:
-        if self._host is None:
-            self._host = PackedEntry(self.entry.function, self._pack.host(self.entry.host), self._module, llvm=False)
-        symbols: dict[int, int] = {}
-        for name, view, spec in zip(self.entry.names, views, self._specs):
-            inner.check(name, view, spec, symbols)
-        packed = [inner.TensorArgument(view, spec) for view, spec in zip(views, self._specs)]
-        recorder = LaunchRecorder()
-        self._host(recorder, [address for argument in packed for address in argument.__c_pointers__()])
-        return recorder.launches

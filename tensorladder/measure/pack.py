@@ -18,15 +18,14 @@ from typing import Any, NamedTuple
 
 from tensorladder.core import arch as archs
 from tensorladder.core.errors import TensorladderError, UsageError
-from tensorladder.core.program import Launch
 from tensorladder.frontends import ptxparams
 from tensorladder.frontends.cutedsl import host_part
-from tensorladder.measure.dynamic import arguments
+from tensorladder.measure.dynamic import arguments, templates
 from tensorladder.measure.suites import Suite, dtype_for, rungs_of, takes
 from tensorladder.problems import DTYPES
 from tensorladder.rungs import rung as rungs
 from tensorladder.rungs.rung import RungInfo
-from tensorladder.silicon import pack, relocate
+from tensorladder.silicon import pack
 from tensorladder.silicon.pack import Array, Dynamic, Entry, Pack
 
 MADE_WITH = ("nvidia-cutlass-dsl", "apache-tvm", "llvmlite")
@@ -141,18 +140,12 @@ def make(one: Wanted, arch: str) -> Made:
     program = rungs.load(one.info).compile(arch, one.shape, one.dtype, one.config)
     arrays = tuple(_array(operand) for operand in one.info.problem.operands(one.shape, one.dtype))
     code: dict[str, bytes] = {}
-    digests = {}
     for module in program.modules:
         if not module.cubin:
             raise UsageError(f"{one.label}: its front end makes no machine code, which a pack consists of")
-        digests[id(module)] = pack.digest(module.cubin)
-        code[digests[id(module)]] = module.cubin
+        code[pack.digest(module.cubin)] = module.cubin
 
-    def about(launch: Launch) -> Any:
-        ptx, kernel = launch.module.ptx, launch.kernel
-        return ptxparams.entry(ptx, kernel).params, ptxparams.unread(ptx, kernel)
-
-    launches = relocate.templates(one.label, lambda views: program.launches(*views), arrays, about, digests)
+    launches = templates(program, arrays)
     facts = (one.dtype, knobs(one.config), source_digest(one.info))
     entry = Entry(one.info.name, arch, one.shape, *facts, arrays, launches)
     part = host_part(program)
@@ -162,8 +155,9 @@ def make(one: Wanted, arch: str) -> Made:
     names, outputs = (a.name for a in arrays), (a.name for a in arrays if a.output)
     module = program.modules[0]
     dynamic = Dynamic(
-        one.info.name, arch, *facts, tuple(names), tuple(outputs), part.name, platform.machine(), digests[id(module)],
-        image, ptxparams.heads(module.ptx), _unread(module.ptx), tuple(arguments([part.specs[n] for n in part.names])),
+        one.info.name, arch, *facts, tuple(names), tuple(outputs), part.name, platform.machine(),
+        pack.digest(module.cubin), image, ptxparams.heads(module.ptx), _unread(module.ptx),
+        tuple(arguments([part.specs[n] for n in part.names])),
     )  # fmt: skip
     return Made(entry, code, dynamic, {image: part.image})
 

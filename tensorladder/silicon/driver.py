@@ -6,10 +6,10 @@ CUlaunchAttribute). Nothing is loaded before the first call.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from ctypes import POINTER, Structure, Union, byref, c_char, c_char_p, c_int, c_uint, c_void_p
 from typing import Any
 
@@ -17,10 +17,11 @@ from tensorladder.core.errors import KernelError, UsageError
 from tensorladder.core.program import Launch, Module
 
 # CUresult values that a person can act on.
-NO_DEVICE = 100
+NO_DEVICE, INVALID_CONTEXT = 100, 201
 DEVICE_ATTRIBUTE = {"major": 75, "minor": 76, "sms": 16, "memory_khz": 36, "bus_bits": 37, "l2": 38}
 FUNCTION_ATTRIBUTE = {"max_dynamic_shared": 8, "non_portable_cluster": 14}
 PORTABLE_CLUSTER = 8
+RELAXED = 2  # CUstreamCaptureMode
 
 
 class _Value(Union):
@@ -136,46 +137,69 @@ def use_context(device: int = 0) -> None:
 class Prepared:
     """A launch with the driver's structures made once, so that launching it again costs one call.
 
-    block: the parameters' bytes, which may be changed between launches (`patch`); the driver copies them at a launch.
+    places: (byte of the parameter block, number of an address, what is added to it), for what differs from launch to
+    launch; the bytes lie at multiples of 8. device: the one that `function` was loaded on.
+
+    Threads may launch at the same time: each takes structures that are free, and leaves them behind for the next. The
+    driver copies parameters while it is called.
     """
 
-    def __init__(self, launch: Launch, offsets: Sequence[int], function: c_void_p) -> None:
+    def __init__(
+        self,
+        launch: Launch,
+        offsets: Sequence[int],
+        function: c_void_p,
+        places: Sequence[tuple[int, int, int]] = (),
+        device: int = 0,
+    ) -> None:
         # Raised only: another launch of the same kernel may have asked for more.
         if launch.smem > _get(function, "max_dynamic_shared"):
             _set(function, "max_dynamic_shared", launch.smem)
         if launch.cluster[0] * launch.cluster[1] * launch.cluster[2] > PORTABLE_CLUSTER:
             _set(function, "non_portable_cluster", 1)
+        self._launch, self._offsets, self._function, self._device = launch, tuple(offsets), function, device
+        self._places = tuple((at // 8, number, more) for at, number, more in places)
+        self._call = library().cuLaunchKernelEx
+        self._free = [self._structures()]
+
+    def _structures(self) -> tuple[Any, ...]:
+        """The parameter block as 8-byte words, the configuration, what the driver's function takes, and its block."""
+        launch = self._launch
         attributes = launch_attributes(launch)
-        grid, block = (c_uint * 3)(*launch.grid), (c_uint * 3)(*launch.block)
-        self.config = _Config(grid, block, launch.smem, None, attributes, len(attributes))
-        self.block = ctypes.create_string_buffer(launch.params, max(1, len(launch.params)))
+        grid, threads = (c_uint * 3)(*launch.grid), (c_uint * 3)(*launch.block)
+        config = _Config(grid, threads, launch.smem, None, attributes, len(attributes))
+        size = -(-max(1, len(launch.params)) // 8) * 8
+        block = ctypes.create_string_buffer(launch.params, size)
         # One pointer a parameter: a kernel with 64-byte-aligned parameters (tensor maps) has its block at another
         # place of the constant bank, which the driver knows from the cubin and a whole block (`extra`) would miss.
-        start = ctypes.addressof(self.block)
-        self._pointers = (c_void_p * max(1, len(offsets)))(*(start + offset for offset in offsets))
-        # The structures are kept: `byref` and a function handle alone would not keep them alive.
-        self._arguments = (byref(self.config), function, self._pointers, None)
-        self._call = library().cuLaunchKernelEx
-        self._lock = threading.Lock()
+        start = ctypes.addressof(block)
+        pointers = (c_void_p * max(1, len(self._offsets)))(*(start + offset for offset in self._offsets))
+        words = memoryview(block).cast("B").cast("Q")
+        return words, config, (byref(config), self._function, pointers, None)
 
-    def patch(self, offset: int) -> ctypes.c_uint64:
-        """The 8 bytes of the parameter block at `offset` as a number to write to."""
-        return ctypes.c_uint64.from_buffer(self.block, offset)
-
-    def launch(
-        self, stream: int, places: Sequence[tuple[ctypes.c_uint64, int, int]] = (), addresses: Sequence[int] = ()
-    ) -> None:
-        """Launch on the stream with this handle. KernelError when the driver refuses.
-
-        places: (word from `patch`, which of `addresses` to write there, what to add to it).
-        """
-        with self._lock:
-            for word, number, offset in places:
-                word.value = addresses[number] + offset
-            self.config.stream = stream
-            code = self._call(*self._arguments)
+    def launch(self, stream: int, addresses: Sequence[int] = ()) -> None:
+        """Launch on the stream with this handle. KernelError when the driver refuses."""
+        try:
+            one = self._free.pop()
+        except IndexError:
+            one = self._structures()
+        words, config, arguments = one
+        for at, number, more in self._places:
+            words[at] = addresses[number] + more
+        config.stream = stream
+        code = self._call(*arguments)
+        if code:
+            code = self._again(code, arguments)
+        self._free.append(one)
         if code:
             raise KernelError(f"cuLaunchKernelEx: {reason(library(), code)}")
+
+    def _again(self, code: int, arguments: tuple[Any, ...]) -> int:
+        """A thread that never called CUDA has no context yet: with one, launch once more."""
+        if code != INVALID_CONTEXT:
+            return code
+        use_context(self._device)
+        return self._call(*arguments)
 
 
 class Stream:
@@ -249,9 +273,25 @@ def _load(module: Module, kernel: str) -> c_void_p:
 def load(image: bytes, kernel: str) -> c_void_p:
     """A kernel of a cubin, or of PTX text that ends in a zero byte, in the current context."""
     loaded, function = c_void_p(), c_void_p()
-    call("cuModuleLoadData", byref(loaded), image)
-    call("cuModuleGetFunction", byref(function), loaded, kernel.encode())
+    with while_capturing():
+        call("cuModuleLoadData", byref(loaded), image)
+        call("cuModuleGetFunction", byref(function), loaded, kernel.encode())
     return function
+
+
+@contextlib.contextmanager
+def while_capturing() -> Iterator[None]:
+    """Allow this thread what is not part of a CUDA graph that is being captured: to load code, allocate, copy.
+
+    The driver refuses such calls during a capture unless a thread says that they do not belong to it
+    (cuThreadExchangeStreamCaptureMode, "Stream Management").
+    """
+    mode = c_int(RELAXED)
+    call("cuThreadExchangeStreamCaptureMode", byref(mode))
+    try:
+        yield
+    finally:
+        call("cuThreadExchangeStreamCaptureMode", byref(mode))
 
 
 def _set(function: c_void_p, attribute: str, value: int) -> None:

@@ -314,7 +314,7 @@ def _check_file(folder: Path, kind: str, name: str, size: int) -> None:
 
 def _check_template(one: Template, code: Mapping[str, int]) -> None:
     """ValueError where a launch names code that is not there, or places outside its parameters."""
-    inside = all(0 <= at <= len(one.params) - 8 for at, _, _ in one.addresses)
+    inside = all(0 <= at <= len(one.params) - 8 and at % 8 == 0 for at, _, _ in one.addresses)
     if one.code not in code or not inside:
         raise ValueError(f"kernel {one.kernel}")
 
@@ -333,9 +333,7 @@ class Kernel:
                 Module("", entry.arch), one.kernel, one.grid, one.block, one.params, one.smem, one.cluster,
                 one.attributes,
             )  # fmt: skip
-            prepared = driver.Prepared(launch, one.offsets, function(one.code, one.kernel))
-            places = [(prepared.patch(at), number, offset) for at, number, offset in one.addresses]
-            self._launches.append((prepared, places))
+            self._launches.append(driver.Prepared(launch, one.offsets, function(one.code, one.kernel), one.addresses))
 
     def __call__(self, stream: int, *arrays: Any) -> None:
         """Check the arrays and launch. stream: a CUstream as an integer (torch's `stream.cuda_stream`)."""
@@ -343,8 +341,8 @@ class Kernel:
 
     def launch(self, stream: int, addresses: Sequence[int]) -> None:
         """Launch on arrays at these addresses, in the entry's order; nothing is checked."""
-        for prepared, places in self._launches:
-            prepared.launch(stream, places, addresses)
+        for prepared in self._launches:
+            prepared.launch(stream, addresses)
 
     def bind(self, stream: int, *arrays: Any) -> Callable[[], None]:
         """A function that launches on these arrays, which are checked now."""

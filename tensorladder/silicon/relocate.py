@@ -28,23 +28,26 @@ Ranges = Sequence[Sequence[int]]
 _FIXED = ("kernel", "grid", "block", "smem", "cluster", "attributes")
 
 
-def stand_ins(arrays: Sequence[Array], place: int) -> list[View]:
+def stand_ins(arrays: Sequence[Array | None], place: int) -> list[View | None]:
     """Arrays of these types and extents where none is: host code computes with addresses and never follows them."""
-    return [View(PLACES[place] + i * _APART, a.shape, a.strides, a.dtype) for i, a in enumerate(arrays)]
+    return [
+        None if a is None else View(PLACES[place] + i * _APART, a.shape, a.strides, a.dtype)
+        for i, a in enumerate(arrays)
+    ]
 
 
 def templates(
     label: str,
-    host: Callable[[list[View]], list[Launch]],
-    arrays: Sequence[Array],
+    host: Callable[[list[View | None]], list[Launch]],
+    arrays: Sequence[Array | None],
     about: Callable[[Launch], tuple[Sequence[Any], Ranges]],
     digests: Mapping[int, str],
 ) -> tuple[Template, ...]:
     """What host code launches on such arrays, as templates.
 
-    host(arrays): its launches. about(launch): the kernel's parameters (offset, size, align), and the parts of their
-    block that it does not read. digests: of the machine code by the module's id. Unsupported where launches depend on
-    addresses in other ways than by holding them.
+    host(arrays): its launches, None for an argument that is absent. about(launch): the kernel's parameters (offset,
+    size, align), and the parts of their block that it does not read. digests: of the machine code by the module's id.
+    Unsupported where launches depend on addresses in other ways than by holding them.
     """
     first, second = (host(stand_ins(arrays, place)) for place in range(2))
     if len(first) != len(second):

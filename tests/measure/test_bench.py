@@ -267,11 +267,8 @@ def test_without_a_pack_kernels_are_compiled_for_the_gpu_here(monkeypatch):
 
 
 class FakePrepared:
-    def __init__(self, launch, offsets, function):
+    def __init__(self, launch, offsets, function, places):
         pass
-
-    def patch(self, at):
-        return at
 
 
 def test_a_packs_entries_are_those_of_the_suite_that_were_asked_for(monkeypatch, tmp_path):
