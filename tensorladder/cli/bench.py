@@ -16,13 +16,13 @@ from tensorladder.cli.options import Arch, Json, On
 from tensorladder.core.errors import UsageError
 from tensorladder.draw import benchmarks as pictures
 from tensorladder.measure import bench as measure
-from tensorladder.measure import calls, suites
+from tensorladder.measure import calls, counters, suites
 from tensorladder.measure.request import parse_place, parse_shape
 
 COLUMNS = (
-    "rung", "shape", "dtype", "us", "10-90 %", "TFLOPS", "baseline", "its us", "ratio", "MHz", "W", "kernel, notes",
+    "rung", "shape", "dtype", "us", "10-90 %", "TFLOPS", "baseline", "its us", "ratio", "tensor %", "MHz", "W", "notes",
 )  # fmt: skip
-RIGHT = ("us", "10-90 %", "TFLOPS", "its us", "ratio", "MHz", "W")
+RIGHT = ("us", "10-90 %", "TFLOPS", "its us", "ratio", "tensor %", "MHz", "W")
 HOST_BOUND = {"host_bound": "ours waits for the host", "baseline_host_bound": "it waits for the host"}
 KEPT = Path("benchmarks") / "results"
 
@@ -50,6 +50,9 @@ def bench(
     quack: Annotated[
         str | None, typer.Option("--quack", metavar="DIR", help="QuACK's kernels, made by `python -m benchmarks.quack`")
     ] = None,
+    ncu: Annotated[
+        bool, typer.Option("--ncu", help="with --pack: also how busy the tensor pipe is, by Nsight Compute's counters")
+    ] = False,
     arch: Arch = None,
     seconds: Annotated[
         float, typer.Option("--seconds", help="to measure each kernel for; on the virtual GPU: three runs each")
@@ -62,6 +65,8 @@ def bench(
 ) -> int:
     """Time kernels beside a baseline in one process, after checking what they compute."""
     chosen = suites.find(suite)
+    if ncu and pack is None:
+        raise UsageError("--ncu is for --on gpu with --pack: a second program launches the pack's kernels")
     if shape:
         chosen = suites.only(chosen, [parse_shape(text) for text in shape])
     specs = [spec for text in rungs or () for spec in text.split()]
@@ -76,11 +81,15 @@ def bench(
         if ops:
             if specs:
                 raise UsageError("--rungs and --op: one of them, a run times rungs or calls of the op")
+            if ncu:
+                raise UsageError("--ncu is for rungs")
             host, rows = _op_on_gpu(chosen, ops, pack, quack, dtype or (), options, refused)
         else:
             if quack is not None:
                 raise UsageError("--quack is for --op")
             host, rows = _on_gpu(chosen, pack, specs, dtype or (), options, refused)
+            if ncu:
+                rows = _with_counters(chosen, pack, specs, dtype or (), host, rows, refused)
     else:
         if pack is not None or dtype or ops or quack is not None:
             raise UsageError("--pack, --dtype, --quack, --op and the suites of the op are for --on gpu")
@@ -114,6 +123,26 @@ def _on_gpu(
             else measure.from_pack(pack, suite, specs, dtypes)
         )
     return measure.machine(suite), measure.on_gpu(jobs, suite, options, refused)
+
+
+def _with_counters(
+    suite: suites.Suite,
+    pack: str | None,
+    specs: list[str],
+    dtypes: Sequence[str],
+    host: measure.Record,
+    rows: Iterator[measure.Record],
+    refused: list[str],
+) -> Iterator[measure.Record]:
+    """The records with the tensor pipe's share; as they are, and a line, where it cannot be read."""
+    assert pack is not None
+    try:
+        with output.progress("reading counters"):
+            host["tensor_pipe"], shares = counters.tensor_pipe(pack, suite, specs, dtypes)
+    except counters.Unavailable as error:
+        refused.append(f"the tensor pipe's share: {error}")
+        return rows
+    return measure.with_shares(rows, shares)
 
 
 def _op_on_gpu(
@@ -154,6 +183,8 @@ def _show(
                 output.complain(" ".join(filter(None, _row(record))))
     if not as_json:
         output.console().print(output.table(COLUMNS, [_row(record) for record in records], RIGHT))
+        if host["on"] == "gpu" and (absent := _absent(host)):
+            output.write(absent)
     return records
 
 
@@ -164,15 +195,26 @@ def _headline(host: measure.Record) -> str:
     return f"{host['gpu']}{power}, torch {host['torch']}, cuBLAS {host['cublas']}, QuACK {host['quack'] or 'not here'}"
 
 
+def _absent(host: measure.Record) -> str:
+    """What the table has no figures of, since this GPU or this call has none; which counter a column is."""
+    counter, absent = host.get("tensor_pipe"), []
+    if not counter:
+        absent.append("the tensor pipe's share (--ncu reads it)")
+    if host["not_measured"]:
+        absent.append(f"{', '.join(host['not_measured'])} (code that this GPU does not run)")
+    said = [f"tensor %: {counter}"] if counter else []
+    return "; ".join([*said, *([f"not measured here: {', '.join(absent)}"] if absent else [])])
+
+
 def _row(record: measure.Record) -> tuple[str, ...]:
     shape = "x".join(map(str, record["shape"]))
     if not record["ok"]:
-        return record["rung"], shape, record["dtype"], "wrong", *[""] * 8
+        return record["rung"], shape, record["dtype"], "wrong", *[""] * 9
     spread = f"{record['low_us']:.5g}-{record['high_us']:.5g}"
     baseline = ("", "", "")
     if record["baseline"]:
         baseline = record["baseline"], f"{record['baseline_us']:.5g}", f"{record['ratio']:.3f}"
-    meters = [f"{record[key]:.0f}" if record.get(key) else "" for key in ("clock_mhz", "power_w")]
+    meters = [f"{record[key]:.0f}" if record.get(key) else "" for key in ("tensor_pipe", "clock_mhz", "power_w")]
     times = f"{record['median_us']:.5g}", spread, f"{record['tflops']:.4g}"
     return record["rung"], shape, record["dtype"], *times, *baseline, *meters, _notes(record)
 

@@ -144,10 +144,17 @@ def machine(suite: Suite) -> Record:
         "power_limit_w": meter.power_limit(),
         "peak_tflops": flops * known["sms"] * clock / 1e6 if flops and clock else None,
         **versions(torch),
+        "not_measured": not_measured(tuple(known["capability"])),
         "tensorladder": __version__,
         "python": platform.python_version(),
         "when": _now(),
     }
+
+
+def not_measured(have: tuple[int, int]) -> list[str]:
+    """The architectures that rungs compile for and a GPU of this compute capability cannot run."""
+    archs = dict.fromkeys(arch for info in rungs.catalog() for arch in info.archs)
+    return [arch for arch in archs if not driver.runs_on(arch, have)]
 
 
 def on_gpu(jobs: Sequence[Job], suite: Suite, options: Options, refused: list[str]) -> Iterator[Record]:
@@ -168,6 +175,13 @@ def on_gpu(jobs: Sequence[Job], suite: Suite, options: Options, refused: list[st
             yield from _one(torch, job, workload, meter, options, refused)
         del workload
         torch.cuda.empty_cache()
+
+
+def with_shares(rows: Iterable[Record], shares: Mapping[Any, float]) -> Iterator[Record]:
+    """Records with `tensor_pipe`, per cent, where `counters.tensor_pipe` has it."""
+    for record in rows:
+        share = shares.get((record["rung"], tuple(record["shape"]), record["dtype"]))
+        yield record if share is None else {**record, "tensor_pipe": share}
 
 
 class Workload:
