@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from tensorladder.ops import matmul
+    from tensorladder.ops import Linear, matmul, swiglu
 
-__all__ = ["__version__", "matmul"]
+__all__ = ["__version__", "Linear", "matmul", "swiglu"]
 
 
 def __getattr__(name: str) -> Any:
-    """`matmul` on first use: torch is no part of the base install, and slow to import."""
-    if name == "matmul":
+    """Operations on first use: torch is no part of the base install, and slow to import."""
+    if name in __all__:
         from tensorladder import ops
 
-        return ops.matmul
+        return getattr(ops, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,23 +1,25 @@
-"""Operations for PyTorch, made of the ladder's kernels: `matmul`. `plan` and `choose` need no torch."""
+"""Operations for PyTorch, made of the ladder's kernels. `plan` and `choose` need no torch."""
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tensorladder.ops.product import matmul
+    from tensorladder.ops.linear import Linear
+    from tensorladder.ops.product import matmul, swiglu
 
-__all__ = ["matmul"]
+MODULES = {"matmul": "product", "swiglu": "product", "Linear": "linear"}
+__all__ = ["Linear", "matmul", "swiglu"]
 
 
 def __getattr__(name: str) -> Any:
-    """`matmul` on first use: it imports torch."""
-    if name != "matmul":
+    """An operation, on first use: it imports torch."""
+    if name not in MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from tensorladder.ops.product import matmul
+        return getattr(importlib.import_module(f"tensorladder.ops.{MODULES[name]}"), name)
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
         from tensorladder.core.errors import MissingExtra
 
         raise MissingExtra("torch", "torch") from error
-    return matmul

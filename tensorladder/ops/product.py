@@ -1,18 +1,16 @@
-"""`matmul` for PyTorch: a product with its epilogue in one kernel, differentiable, whole for torch.compile."""
+"""`matmul` and `swiglu` for PyTorch: products with their epilogue in one kernel, differentiable, whole for
+torch.compile."""
 
-# No `from __future__ import annotations`: torch reads the operator's schema from the annotations.
-import math
-from typing import Any, Optional
+from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tensorladder.core.errors import UsageError
-from tensorladder.ops import execute
-from tensorladder.ops.plan import Array, Plan, plan
-
-NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
-TYPES = {name: dtype for dtype, name in NAMES.items()}
+from tensorladder.ops import operator
+from tensorladder.ops.inputs import tensor
 
 
 def matmul(
@@ -25,131 +23,92 @@ def matmul(
     residual: Tensor | None = None,
     alpha: float = 1.0,
     beta: float = 0.0,
+    scale_a: Tensor | None = None,
+    scale_b: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     config: Any = None,
+    tune: bool = False,
 ) -> Tensor:
-    """act(alpha a @ b + beta residual + bias), summed in float32 and rounded once.
+    """act(alpha scale_a scale_b a @ b + beta residual + bias), summed in float32 and rounded once.
 
-    a: (..., M, K), fp16 or bf16. b: (K, N) of the same type. Either extent of both may be the contiguous one; the other
-    stride is a multiple of 8, addresses are of 16 bytes, N is a multiple of 8. bias: (N,). residual, out: (..., M, N)
-    with N contiguous; these three fp16, bf16 or fp32. activation: None, "relu", "gelu" (by erf) or "silu". out_dtype:
-    a's where it is not given. config: the kernel's knobs (`EpilogueGemmConfig`); a model of the GPU chooses otherwise.
+    a: (..., M, K), fp16, bf16 or fp8 (float8_e4m3fn). b: (K, N), or (..., K, N) for a product each, of the same type;
+    leading extents are the same, or 1 or missing in one of them. Of both either extent may be the contiguous one, of
+    fp8 only K; the other strides are multiples of 16 bytes, and so are addresses. bias: (N,). residual, out:
+    (..., M, N) with N contiguous; these three fp16, bf16 or fp32. activation: None, "relu", "gelu" (by erf) or "silu".
+    scale_a: fp32, one factor, or one a row of a: (..., M) or (..., M, 1), with one product only. scale_b: fp32, one
+    factor or one a column of b: (N,) or (1, N). Either may be left out (1), with any type of a.
+    out_dtype: a's where it is not given, bf16 for fp8. config: knobs of one of the kernels (`ops.kernels`); a model of
+    the GPU chooses otherwise. tune: measures once on a GPU what is best for these extents, and keeps it on disk.
 
-    It runs on the current stream of an sm_90 GPU (no other yet), or of CPU tensors on the virtual GPU where
-    TENSORLADDER_DEVICE=vgpu is set. Gradients are made by the same kernel; with `out` or `config` there are none.
-    UsageError for what is not supported, naming the argument.
+    It runs on the current stream of the GPU that holds the tensors, or for CPU tensors on the virtual GPU where
+    TENSORLADDER_DEVICE=vgpu is set. Anything with __dlpack__ (numpy, cupy, jax) is taken for a tensor. Gradients are
+    made by the same kernels; with `out`, `config`, scales or fp8 there are none. UsageError for what is not supported,
+    naming the argument.
     """
-    if out is None and config is None:
-        return _matmul(a, b, bias, residual, activation or "none", alpha, beta, out_dtype)
-    needed = [x for x in (a, b, bias, residual, out) if x is not None and x.requires_grad]
-    if needed and torch.is_grad_enabled():
-        which = "out" if out is not None else "config"
-        raise UsageError(f"{which}: has no gradients: leave it out, or call under torch.no_grad()")
-    return _run(a, b, out, bias, residual, activation, alpha, beta, out_dtype, config)
+    given = {"a": a, "b": b, "bias": bias, "residual": residual, "scale_a": scale_a, "scale_b": scale_b}
+    return _call(given, "", activation or "none", alpha, beta, out, out_dtype, config, tune)
 
 
-def _run(
-    a: Tensor, b: Tensor, out: Tensor | None, bias: Tensor | None, residual: Tensor | None, activation: str | None,
-    alpha: float, beta: float, out_dtype: torch.dtype | None, config: Any = None,
+def swiglu(
+    a: Tensor,
+    b: Tensor,
+    *,
+    layout: str = "halves",
+    activation: str = "silu",
+    out: Tensor | None = None,
+    residual: Tensor | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    scale_a: Tensor | None = None,
+    scale_b: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    config: Any = None,
+    tune: bool = False,
 ) -> Tensor:
-    planned = plan(
-        _array("a", a), _array("b", b),
-        out=_array("out", out), bias=_array("bias", bias), residual=_array("residual", residual),
-        activation=activation, beta=beta,
-        out_dtype=None if out_dtype is None else NAMES.get(out_dtype, str(out_dtype)),
-    )  # fmt: skip
+    """act(z gate) * (z up) + beta residual, where z = alpha scale_a scale_b a and b holds gate's and up's columns.
+
+    b: (K, N) or (..., K, N). layout: "halves", gate's columns first, or "interleaved", gate's and up's in turns from
+    gate's first on, which wants K contiguous (a weight stored (N, K) and passed as w.t()). The result, residual and
+    out are (..., M, N / 2). activation: of the gate, "silu"; "gelu" makes it a GeGLU, "relu" a ReGLU, "none" a
+    bilinear one. scale_b: one factor. All else as for `matmul`.
+    """
+    if layout not in operator.LAYOUTS:
+        raise UsageError(f"layout: {layout!r}: it takes {' or '.join(operator.LAYOUTS)}")
+    given = {"a": a, "b": b, "residual": residual, "scale_a": scale_a, "scale_b": scale_b}
+    return _call(given, layout, activation, alpha, beta, out, out_dtype, config, tune)
+
+
+def _call(
+    given: dict[str, Any], gated: str, activation: str, alpha: float, beta: float, out: Any,
+    out_dtype: torch.dtype | None, config: Any, tune: bool,
+) -> Tensor:
+    """Through torch's operators, but for a config, which these cannot carry."""
+    given = {name: tensor(name, one) for name, one in given.items()}
+    out = tensor("out", out)
+    inputs: list[Any] = [given.get(name) for name in ("a", "b", "bias", "residual", "scale_a", "scale_b")]
+    a, b = inputs[:2]
+    if a is None or b is None:
+        raise UsageError(f"{'a' if a is None else 'b'}: None: it takes a torch tensor")
+    _check_gradients(given, out, config)
+    rest: list[Any] = [gated, activation, float(alpha), float(beta)]
+    if config is not None:
+        everything: list[Any] = [*inputs, *rest, out_dtype, tune, config, out]
+        return operator.compute(*everything)
     if out is None:
-        out = torch.empty(planned.shape, dtype=TYPES[planned.form.out], device=a.device)
-    if planned.empty:
-        return _without_product(planned, out, bias, residual, beta)
-    tensors = {"a": a, "b": b, "out": out, "residual": residual, "bias": bias}
-    execute.run(planned, tensors, alpha, beta, config)
+        return operator.call(*inputs, *rest, out_dtype, tune)
+    if out_dtype is not None and out_dtype != out.dtype:
+        raise UsageError(f"out_dtype: {out_dtype}, but out is {out.dtype}: leave one of them out")
+    operator.matmul_out(*inputs[:2], out, *inputs[2:], *rest, tune)
     return out
 
 
-def _array(name: str, tensor: Tensor | None) -> Any:
-    if tensor is None:
-        return None
-    if not isinstance(tensor, Tensor):
-        raise UsageError(f"{name}: {type(tensor).__name__}: it takes a torch tensor")
-    if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
-        raise UsageError(f"{name}: it takes a plain strided tensor")
-    dtype = NAMES.get(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
-    return Array(tuple(tensor.shape), tensor.stride(), dtype, tensor.data_ptr())
-
-
-def _without_product(
-    planned: Plan, out: Tensor, bias: Tensor | None, residual: Tensor | None, beta: float
-) -> Tensor:
-    """The result where an extent is 0: K = 0 leaves the epilogue alone."""
-    total = torch.zeros(planned.shape, dtype=torch.float32, device=out.device)
-    if residual is not None:
-        total += beta * residual.float()
-    if bias is not None:
-        total += bias.float()
-    return out.copy_(VALUES[planned.form.activation](total))
-
-
-VALUES = {
-    "none": lambda x: x,
-    "relu": torch.relu,
-    "gelu": torch.nn.functional.gelu,
-    "silu": torch.nn.functional.silu,
-}
-
-
-def _gelu_slope(x: Tensor) -> Tensor:
-    density = torch.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
-    return 0.5 * (1 + torch.erf(x * math.sqrt(0.5))) + x * density
-
-
-def _silu_slope(x: Tensor) -> Tensor:
-    s = torch.sigmoid(x)
-    return s * (1 + x * (1 - s))
-
-
-SLOPES = {"relu": lambda x: (x > 0).float(), "gelu": _gelu_slope, "silu": _silu_slope}
-
-
-@torch.library.custom_op("tensorladder::matmul", mutates_args=())
-def _matmul(
-    a: Tensor, b: Tensor, bias: Optional[Tensor], residual: Optional[Tensor], activation: str, alpha: float,  # noqa: UP045
-    beta: float, out_dtype: Optional[torch.dtype],  # noqa: UP045
-) -> Tensor:
-    return _run(a, b, None, bias, residual, activation, alpha, beta, out_dtype)
-
-
-@_matmul.register_fake
-def _fake(a, b, bias, residual, activation, alpha, beta, out_dtype):  # type: ignore[no-untyped-def]
-    return a.new_empty((*a.shape[:-1], b.shape[1]), dtype=out_dtype or a.dtype)
-
-
-def _save(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    a, b, bias, residual, ctx.activation, ctx.alpha, ctx.beta, _ = inputs
-    ctx.save_for_backward(a, b, bias, residual)
-
-
-def _backward(ctx, grad):  # type: ignore[no-untyped-def]
-    """Through the activation at the sum before it, which is computed again; then two products."""
-    a, b, bias, residual = ctx.saved_tensors
-    at = grad.float()
-    if ctx.activation != "none":
-        z = _matmul(a, b, bias, residual, "none", ctx.alpha, ctx.beta, torch.float32)
-        at = at * SLOPES[ctx.activation](z)
-    narrow = at.to(a.dtype).contiguous()
-    wants_a, wants_b, wants_bias, wants_residual = ctx.needs_input_grad[:4]
-    rows = math.prod(a.shape[:-1])
-    grad_a = grad_b = grad_bias = grad_residual = None
-    if wants_a:
-        grad_a = _matmul(narrow, b.t(), None, None, "none", ctx.alpha, 0.0, None)
-    if wants_b:
-        left, right = a.reshape(rows, a.shape[-1]).t(), narrow.reshape(rows, narrow.shape[-1])
-        grad_b = _matmul(left, right, None, None, "none", ctx.alpha, 0.0, None)
-    if wants_bias:
-        grad_bias = at.reshape(rows, at.shape[-1]).sum(0).to(bias.dtype)
-    if wants_residual:
-        grad_residual = (ctx.beta * at).to(residual.dtype)
-    return grad_a, grad_b, grad_bias, grad_residual, None, None, None, None
-
-
-_matmul.register_autograd(_backward, setup_context=_save)
+def _check_gradients(given: dict[str, Any], out: Tensor | None, config: Any) -> None:
+    """UsageError where a gradient is asked for that there is none of."""
+    wanting = [name for name, one in {**given, "out": out}.items() if one is not None and one.requires_grad]
+    if not wanting or not torch.is_grad_enabled():
+        return
+    for name, one in (("out", out), ("config", config), ("scale_a", given["scale_a"]), ("scale_b", given["scale_b"])):
+        if one is not None:
+            raise UsageError(f"{name}: has no gradients: leave it out, or call under torch.no_grad()")
+    if given["a"].dtype.itemsize == 1:
+        raise UsageError(f"{wanting[0]}: products of 8-bit operands have no gradients: call under torch.no_grad()")

@@ -120,9 +120,11 @@ def test_gradients(activation):
 
 def test_torch_checks_the_operator():
     a, b, bias = normal(8, 24).requires_grad_(), normal(24, 16).requires_grad_(), normal(16).requires_grad_()
-    arguments = (a, b, bias, None, "none", 1.0, 0.0, None)
-    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(torch.ops.tensorladder.matmul.default, arguments, test_utils=checks)
+    arguments = (a, b, bias, None, None, None, "", "none", 1.0, 0.0, None, False)
+    torch.library.opcheck(torch.ops.tensorladder.matmul.default, arguments)
+    plain = [x.detach() for x in (a, b)]
+    arguments = (*plain, normal(8, 16), bias.detach(), None, None, None, "", "none", 1.0, 0.0, False)
+    torch.library.opcheck(torch.ops.tensorladder.matmul_out.default, arguments)
 
 
 def test_one_graph():

@@ -1,0 +1,59 @@
+"""Tensors as callers hand them in: DLPack producers become torch's, what is no plain memory is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tensorladder.core import dlpack
+from tensorladder.core.errors import UsageError
+from tensorladder.ops.plan import Array
+
+NAMES = {
+    torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32",
+    torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2",
+}  # fmt: skip
+TYPES = {name: dtype for dtype, name in NAMES.items()}
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """An element type's name in a plan; torch's own where plans have none."""
+    return NAMES.get(dtype, str(dtype).removeprefix("torch."))
+
+
+def tensor(name: str, given: Any) -> Any:
+    """A torch tensor of what was given: itself, or the memory of an array of numpy, cupy or jax. None stays None."""
+    if given is None or isinstance(given, Tensor):
+        return given
+    if not hasattr(given, "__dlpack__"):
+        raise UsageError(f"{name}: {type(given).__name__}: it takes a torch tensor, or an array with __dlpack__")
+    # torch ends the process at negative strides instead of raising.
+    strides = getattr(given, "strides", None)
+    if isinstance(strides, tuple) and any(step < 0 for step in strides):
+        raise UsageError(f"{name}: strides {strides} in bytes: none may be negative, copy it")
+    try:
+        return torch.from_dlpack(dlpack.of_numpy(given) if isinstance(given, np.ndarray) else given)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise UsageError(f"{name}: {type(given).__name__}: no DLPack: {str(error).splitlines()[0]}") from error
+
+
+def maybe(name: str, given: Tensor | None) -> Array | None:
+    """`array` of what may not be there."""
+    return None if given is None else array(name, given)
+
+
+def array(name: str, given: Tensor) -> Array:
+    """A tensor as it is planned with. UsageError unless it is plain strided memory."""
+    if given.layout is not torch.strided:
+        raise UsageError(f"{name}: {given.layout}: it takes plain memory, {name}.to_dense()")
+    if given.is_conj() or given.is_neg():
+        raise UsageError(f"{name}: a conjugate or negative yet to be computed: {name}.resolve_conj().resolve_neg()")
+    if type(given).__torch_dispatch__ is not PLAIN:
+        raise UsageError(f"{name}: {type(given).__name__}: its memory is no plain tensor's, give it as one")
+    return Array(tuple(given.shape), given.stride(), name_of(given.dtype), given.data_ptr())
+
+
+PLAIN = Tensor.__torch_dispatch__

@@ -1,0 +1,48 @@
+"""`Linear` for PyTorch: a layer whose forward and backward passes are `matmul`'s kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tensorladder.core.errors import UsageError
+from tensorladder.ops.plan import ACTIVATIONS
+from tensorladder.ops.product import matmul
+
+MULTIPLE = 8  # 16 bytes of two: what TMA wants the weight's pitch to be a multiple of
+
+
+class Linear(torch.nn.Linear):
+    """act(x @ weight^T + bias): `torch.nn.Linear` with its parameters, names and initial values, and an activation.
+
+    in_features: a multiple of 8. weight: (out_features, in_features), used as it lies, in both passes. activation:
+    None, "relu", "gelu" (by erf) or "silu", in the same kernel. dtype: fp16 or bf16; fp32 under torch.autocast, which
+    casts the weight in each call.
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool = True, activation: str | None = None,
+        device: Any = None, dtype: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
+        if in_features % MULTIPLE:
+            raise UsageError(f"in_features: {in_features}: TMA wants rows of 16 bytes, pad it to a multiple of 8")
+        if activation not in (None, *ACTIVATIONS):
+            raise UsageError(f"activation: {activation!r}: it takes {', '.join(ACTIVATIONS)}")
+        super().__init__(in_features, out_features, bias, device, dtype)
+        self.activation = activation
+
+    def forward(self, input: Tensor) -> Tensor:
+        """input: (..., in_features), a vector too. Gives (..., out_features)."""
+        weight, place = self.weight, input.device.type
+        if torch.is_autocast_enabled(place):
+            dtype = torch.get_autocast_dtype(place)
+            input, weight = input.to(dtype), weight.to(dtype)
+        rows = input.unsqueeze(0) if input.dim() == 1 else input
+        made = matmul(rows, weight.t(), bias=self.bias, activation=self.activation)
+        return made.squeeze(0) if input.dim() == 1 else made
+
+    def extra_repr(self) -> str:
+        """As torch's, with the activation."""
+        return super().extra_repr() + (f", activation={self.activation}" if self.activation else "")
