@@ -63,6 +63,8 @@ FEATURES = {
     "c3-persistent": ["wgmma.mma_async.sync.aligned.m64n256k16.f32", r"cp\.async\.bulk\.wait_group\.read\s+1;"],
     # B stored (K, N): the last immediate of wgmma says that it is read transposed
     "c6-epilogue": [r"wgmma\.mma_async\.sync\.aligned\.m64n256k16\.f32[^;]* p, 1, +1, 0, 1;", "fma.rn.f32"],
+    "c9-grouped": [r"wgmma\.mma_async\.sync\.aligned\.m64n256k16\.f32[^;]* p, 1, +1, 0, 1;", "shfl.sync.up",
+                   "vote.sync.ballot", r"st\.global\.(v4\.b32|v2\.b64)", r"cp\.async\.bulk\.tensor\.3d\.shared"],
     "c4-multicast": ["multicast::cluster", "fence.mbarrier_init.release.cluster", "barrier.cluster.wait",
                      r"mbarrier\.arrive\.\S*shared::cluster"],
     "c5-ping-pong": [r"wgmma\.mma_async\.sync\.aligned\.m64n128k(16|32)\.f32", "multicast::cluster", "bar.arrive"],
@@ -199,6 +201,7 @@ SASS = {
     "c2-warp-specialized": ["HGMMA.64x256x16.F32", "USETMAXREG.TRY_ALLOC", "USETMAXREG.DEALLOC"],
     "c3-persistent": ["HGMMA.64x256x16.F32", "UTMASTG.2D"],
     "c4-multicast": ["HGMMA.64x256x16.F32", "UTMALDG.2D.MULTICAST", "UCGABAR_WAIT"],
+    "c9-grouped": ["HGMMA.64x256x16.F32", "UTMALDG.3D", "UTMASTG.2D", "VOTE"],
     "c5-ping-pong": ["HGMMA.64x128x16.F32", "UTMALDG.2D.MULTICAST", "BAR.ARV"],
 }
 
@@ -337,6 +340,12 @@ REFUSALS = [
     ("c3-persistent", {"sm_count": 0}, "sm_count"),
     ("c6-epilogue", {"c_stages": 3}, "c_stages"),
     ("c6-epilogue", {"raster": 0}, "raster"),
+    ("c9-grouped", {"shape": (4, 64, 60, 64)}, "N=60"),
+    ("c9-grouped", {"shape": (4, 64, 64, 60)}, "K=60"),
+    ("c9-grouped", {"ctas_per_sm": 2}, "tile"),
+    ("c9-grouped", {"ctas_per_sm": 2, "tile": (64, 128, 64), "warpgroups": 1, "stages": 6}, "stages"),
+    ("c9-grouped", {"ctas_per_sm": 0}, "ctas_per_sm"),
+    ("c9-grouped", {"tile": (64, 256, 64)}, "tile"),
     ("c4-multicast", {"cluster_m": 3}, "cluster_m"),
     ("c4-multicast", {"cluster_m": 1}, "cluster_m"),
     ("c4-multicast", {"cluster_m": 4, "cluster_n": 4}, "cluster_n"),

@@ -33,6 +33,7 @@ CASES = [
     ("c3-persistent", "the wait for the last of C before the end", r"cp\.async\.bulk\.wait_group\.read\s+0;", "",
      (256, 256, 128), {}),
     ("c6-epilogue", "the wait for a buffer of C", r"cp\.async\.bulk\.wait_group\.read\s+1;", "", (256, 256, 128), {}),
+    ("c9-grouped", "the wait for a buffer of C", r"cp\.async\.bulk\.wait_group\.read\s+1;", "", (2, 512, 256, 128), {}),
     ("c4-multicast", "the cluster barrier after the barriers' initialisation", r"barrier\.cluster\.wait;", "",
      (512, 256, 128), {}),
     ("c5-ping-pong", "the other warpgroup's turn", r"bar\.arrive\s+[^;]*;", "", (512, 512, 640), {"sm_count": 2}),
