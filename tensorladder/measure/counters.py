@@ -19,7 +19,7 @@ from tensorladder.core.errors import TensorladderError
 
 if TYPE_CHECKING:
     from tensorladder.measure.bench import Job
-    from tensorladder.measure.suites import Suite
+    from tensorladder.measure.suites import Suite, only
 
 SHARE = ".avg.pct_of_peak_sustained_active"
 #: counters of the tensor pipe, the best first; not every architecture and release has every one (--query-metrics)
@@ -118,10 +118,10 @@ def launch(jobs: Sequence[Job]) -> None:
 def main(text: str) -> None:
     """The program that ncu runs."""
     from tensorladder.measure import bench
-    from tensorladder.measure.suites import Suite
+    from tensorladder.measure.suites import Suite, only
 
     folder, name, shapes, specs, dtypes = json.loads(text)
-    suite = Suite(name, "", "", {(m, n, k): "" for m, n, k in shapes})
+    suite = only(Suite(name, "", "", {}), shapes)
     launch(bench.from_pack(folder, suite, specs, dtypes))
 
 

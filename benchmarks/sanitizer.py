@@ -1,0 +1,199 @@
+"""`python -m benchmarks.sanitizer pack DIR`, then on a GPU `python -m benchmarks.sanitizer run DIR`.
+
+Every rung for sm_90a and every call of the op, at small odd shapes, under each tool of NVIDIA's compute-sanitizer:
+memcheck (accesses out of bounds), racecheck (hazards in shared memory), synccheck (barriers misused), initcheck (reads
+of memory that nobody wrote). A process takes several targets; where it has errors, each of them gets one of its own. A
+table of the errors, exit status 1 where there are any. The op finds its kernels as always: in the pack that
+TENSORLADDER_PACK names, or by compiling them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from tensorladder.core.errors import TensorladderError, UsageError
+from tensorladder.measure import bench, calls
+from tensorladder.measure import pack as packs
+from tensorladder.measure.suites import Suite
+from tensorladder.rungs import rung as rungs
+
+ARCH = "sm_90a"
+TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
+#: tried in this order: ragged in all extents, then as a rung's problem would have it
+ODD = ((77, 70, 33), (264, 136, 72), (264, 136, 80))
+OP_SHAPES = ((77, 144, 80), (1, 144, 528), (264, 272, 272))
+GROUP = 6
+TIMEOUT = 240.0
+SUMMARY = re.compile(r"^=+ (?:ERROR|RACECHECK) SUMMARY: (?:\d+ hazards? displayed \()?(\d+) error", re.M)
+#: what a tool prints first about an error
+FIRST = re.compile(r"^=+ (?!COMPUTE-SANITIZER|ERROR SUMMARY|RACECHECK SUMMARY)(\S.*)$", re.M)
+
+
+def make(folder: Path) -> str:
+    """Write a pack of every rung at the first of the shapes that it takes; a line on it."""
+    made = []
+    for info in rungs.catalog():
+        if ARCH not in info.archs:
+            continue
+        for shape in (*ODD, info.default_shape):
+            try:
+                (one,) = packs.wanted([info.name], ARCH, Suite("odd", "", info.dtypes[0], {}), [shape])
+                made.append(packs.make(one, ARCH))
+                break
+            except UsageError:
+                continue
+    entries, _, size = packs.write(folder, ARCH, made)
+    return f"{folder}: {entries} kernels, {size >> 10} KiB"
+
+
+def targets(folder: Path) -> list[str]:
+    """What is run: labels of the pack's entries and names of calls."""
+    opened = packs.open_current(folder)
+    return [entry.label for entry in opened.entries] + [f"op {name}" for name in calls.CALLS]
+
+
+def one(folder: Path, target: str) -> bool:
+    """Run a target on the GPU; whether its result was right."""
+    from tensorladder.silicon.target import cuda_torch, download, upload
+
+    torch = cuda_torch()
+    if target.startswith("op "):
+        return all(_op(torch, calls.find(target[3:]), shape) for shape in OP_SHAPES)
+    opened = packs.open_current(folder)
+    entry = next(entry for entry in opened.entries if entry.label == target)
+    case = rungs.find(entry.rung).problem.make(entry.shape, entry.dtype)
+    tensors = [upload(torch, array) for array in case.arrays.values()]
+    opened.kernel(entry)(torch.cuda.current_stream().cuda_stream, *tensors)
+    torch.cuda.synchronize()
+    for tensor, array in zip(tensors, case.arrays.values()):
+        download(torch, tensor, array)
+    return bool(case.judge()[0])
+
+
+def _op(torch: Any, call: calls.Call, shape: calls.Shape) -> bool:
+    """A call of the op; the float64 judgement is the CPU's, so that no kernel but the op's is looked at."""
+    work = calls.Work(torch, call, shape, call.dtypes[0], 0, device="cpu")
+    tensors = {name: tensor.cuda() for name, tensor in work.sets[0].items()}
+    run = calls.ours(call, tensors)
+
+    def back() -> None:
+        run()
+        work.sets[0]["C"].copy_(tensors["C"].cpu())
+
+    within, error = work.check(back)
+    return within and error <= work.tolerance
+
+
+def examine(tool: str, folder: Path, group: Sequence[str]) -> list[bench.Record]:
+    """Run targets under a tool: a record each. Where a process of several has errors, each gets its own."""
+    command = [
+        "compute-sanitizer", "--tool", tool, "--print-limit", "3", sys.executable, "-m", "benchmarks.sanitizer", "one",
+        str(folder), *group,
+    ]  # fmt: skip
+    start = time.perf_counter()
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+        said, status = done.stdout + done.stderr, done.returncode
+    except subprocess.TimeoutExpired:
+        said, status = "", None
+    errors = sum(map(int, SUMMARY.findall(said)))
+    counted = SUMMARY.search(said) is not None
+    if len(group) > 1 and (errors or status or not counted):
+        return [record for target in group for record in examine(tool, folder, [target])]
+    first = FIRST.search(said)
+    words = first[1] if errors and first else _ending(said, status, counted)
+    ok = counted and not errors and status == 0
+    return [
+        {
+            "rung": target, "tool": tool, "ok": ok, "errors": errors if counted else None,
+            "seconds": round((time.perf_counter() - start) / len(group), 1), "message": "" if ok else words,
+        }
+        for target in group
+    ]  # fmt: skip
+
+
+def _ending(said: str, status: int | None, counted: bool) -> str:
+    if status is None:
+        return f"still running after {TIMEOUT:.0f} s"
+    if counted and status == 1:
+        return "no finding of the tool, but the result is wrong"
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    return lines[-1][:200] if lines else f"exit status {status}"
+
+
+def run(folder: Path, tools: Sequence[str], jobs: int, only: Sequence[str]) -> Iterator[bench.Record]:
+    """Records of all targets under all tools."""
+    asked = [target for target in targets(folder) if not only or any(word in target for word in only)]
+    groups = [asked[at : at + GROUP] for at in range(0, len(asked), GROUP)]
+    with ThreadPoolExecutor(jobs) as pool:
+        for found in pool.map(lambda pair: examine(pair[0], folder, pair[1]), [(t, g) for t in tools for g in groups]):
+            yield from found
+
+
+def table(records: Sequence[bench.Record]) -> str:
+    """A line a target: errors by tool, and the first message of each tool that found something."""
+    tools = list(dict.fromkeys(record["tool"] for record in records))
+    by_target: dict[str, dict[str, bench.Record]] = {}
+    for record in records:
+        by_target.setdefault(record["rung"], {})[record["tool"]] = record
+    width = max(len(target) for target in by_target)
+    lines = [f"{'':<{width}}  " + "  ".join(f"{tool:>9}" for tool in tools)]
+    for target, found in by_target.items():
+        lines.append(f"{target:<{width}}  " + "  ".join(f"{_count(found.get(tool)):>9}" for tool in tools))
+    lines += [f"{r['rung']}, {r['tool']}: {r['message']}" for r in records if not r["ok"]]
+    return "\n".join(lines)
+
+
+def _count(record: bench.Record | None) -> str:
+    if record is None or record["errors"] is None:
+        return "-" if record is None else "stopped"
+    return str(record["errors"]) if record["ok"] or record["errors"] else "wrong"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; its exit status."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.sanitizer", description=__doc__)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    verbs.add_parser("pack", help="compile the rungs, with no GPU").add_argument("folder", type=Path)
+    inner = verbs.add_parser("one", help="run targets once (what the tools run)")
+    inner.add_argument("folder", type=Path)
+    inner.add_argument("targets", nargs="+")
+    running = verbs.add_parser("run", help="everything under every tool")
+    running.add_argument("folder", type=Path)
+    running.add_argument("only", nargs="*", metavar="WORD", help="only targets with one of these in their names")
+    running.add_argument("--tool", action="append", choices=TOOLS, help="only these")
+    running.add_argument("--jobs", type=int, default=max(1, min(8, (os.cpu_count() or 2) // 2)), metavar="N")
+    running.add_argument("--results", type=Path, metavar="FILE", help="keep the records there")
+    args = parser.parse_args(arguments)
+    try:
+        if args.verb == "pack":
+            print(make(args.folder))
+            return 0
+        if args.verb == "one":
+            wrong = [target for target in args.targets if not one(args.folder, target)]
+            print("wrong: " + ", ".join(wrong) if wrong else "right")
+            return 1 if wrong else 0
+        if shutil.which("compute-sanitizer") is None:
+            raise UsageError("compute-sanitizer is not in PATH (the CUDA toolkit brings it)")
+        records = list(run(args.folder, args.tool or TOOLS, args.jobs, args.only))
+        print(table(records))
+        if args.results:
+            bench.keep(args.results, bench.machine(Suite("sanitizer", "", "", {})), records)
+        return bench.exit_code(records)
+    except TensorladderError as error:
+        print(f"benchmarks.sanitizer: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
