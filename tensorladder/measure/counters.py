@@ -19,15 +19,12 @@ from tensorladder.core.errors import TensorladderError
 
 if TYPE_CHECKING:
     from tensorladder.measure.bench import Job
-    from tensorladder.measure.suites import Suite, only
+    from tensorladder.measure.suites import Suite
 
 SHARE = ".avg.pct_of_peak_sustained_active"
-#: counters of the tensor pipe, the best first; not every architecture and release has every one (--query-metrics)
-COUNTERS = (
-    "sm__pipe_tensor_cycles_active",
-    "sm__inst_executed_pipe_tensor",
-    "sm__pipe_tensor_op_hmma_cycles_active",
-)
+#: counters of the tensor pipe, the best first; not every architecture and release has every one (--query-metrics).
+#: Not instructions: one of WGMMA does the work of dozens.
+COUNTERS = ("sm__pipe_tensor_cycles_active", "sm__pipe_tensor_op_hmma_cycles_active")
 TIMEOUT = 300.0  # seconds
 KERNEL, METRIC, VALUE = "Kernel Name", "Metric Name", "Metric Value"
 MARK = "@launched "  # what the program says of each

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tensorladder.core.errors import UsageError
-from tensorladder.measure.calls import ACTIVATIONS, Call, Work
+from tensorladder.measure.calls import ACTIVATIONS, PITCH, Call, Work
 from tensorladder.silicon.timing import Options, quick
 
 Run = Callable[[], Any]
@@ -37,7 +37,7 @@ def rivals(work: Work, quack: Quack | None, refused: list[str]) -> Iterator[tupl
     shape = "x".join(map(str, work.shape))
     expected = work.sets[0]["C"].float()
     made: dict[str, Callable[[], Rival | None]] = {
-        "cublas": lambda: _each(work, _cublas),
+        "cublas": lambda: _cublas_best(work),
         "quack": lambda: _quack(work, quack),
         "cublaslt": lambda: _each(work, _cublaslt),
         "torch.compile": lambda: _compiled(work),
@@ -80,6 +80,18 @@ def _cublas(torch: Any, call: Call, t: Tensors) -> Run | None:
     if call.scales:
         return lambda: torch._scaled_mm(a, b, t["p"], t["q"], out_dtype=c.dtype, use_fast_accum=True, out=c)
     return None
+
+
+def _cublas_best(work: Work) -> Rival | None:
+    """cuBLAS, and where rows of C are padded, without that if it is faster so."""
+    rival = _each(work, _cublas)
+    if rival is None or work.call.scales or work.shape[1] % PITCH == 0:
+        return rival
+
+    dense = [functools.partial(work.torch.mm, t["A"], t["B"].t()) for t in work.sets]
+    candidates: dict[str, Sequence[Run]] = {"rows padded": rival.runs, "rows dense": dense}
+    choice = fastest(work.torch, candidates)
+    return Rival(candidates[choice], choice)
 
 
 def _cublaslt(torch: Any, call: Call, t: Tensors) -> Run | None:

@@ -173,6 +173,15 @@ def test_an_epilogue_is_measured_against_torch_in_all_its_ways(monkeypatch):
     assert found[1]["baseline_choice"] == "default" and not refused
 
 
+def test_cublas_may_leave_rows_dense_where_they_are_padded(monkeypatch):
+    monkeypatch.setattr(rivals, "fastest", lambda torch, candidates: list(candidates)[-1])
+    odd = work("matmul", shape=(5, 13, 16))
+    by_torch(odd)()
+    ((name, rival),) = rivals.rivals(odd, None, [])
+    assert name == "cublas" and rival.choice == "rows dense" and rival.runs[0]().is_contiguous()
+    assert rivals._cublas_best(work("matmul")).choice == ""
+
+
 def test_a_wrong_op_is_not_timed_and_a_wrong_rival_is_left_out(monkeypatch):
     (found,), _ = records(monkeypatch, SMALL, ["matmul"], {}, right=1.05)
     assert not found["ok"] and found["median_us"] is None

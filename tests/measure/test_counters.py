@@ -10,7 +10,7 @@ import pytest
 from tensorladder.measure import bench, counters, suites
 
 SUITE = suites.Suite("small", "", "fp16", {(64, 64, 64): ""})
-KNOWN = "sm__inst_executed_pipe_tensor    Counter  inst  # of ...\nsm__cycles_active  Counter  cycle  # of ...\n"
+KNOWN = "sm__pipe_tensor_op_hmma_cycles_active  Counter  cycle  # of\nsm__cycles_active  Counter  cycle  # of\n"
 
 
 def mark(label, launches, shape=(64, 64, 64)):
@@ -57,7 +57,7 @@ def ncu(monkeypatch, *answers):
 def test_the_first_counter_that_this_ncu_knows_is_read(monkeypatch):
     asked = ncu(monkeypatch, (0, KNOWN), (0, answer("50.5", marks=[mark("c5", 1)])))
     counter, found = counters.tensor_pipe("pack", SUITE, ["c5"], [])
-    assert counter == "sm__inst_executed_pipe_tensor.avg.pct_of_peak_sustained_active"
+    assert counter == "sm__pipe_tensor_op_hmma_cycles_active.avg.pct_of_peak_sustained_active"
     assert list(found.values()) == [50.5] and asked[1][asked[1].index("--metrics") + 1] == counter
     assert json.loads(asked[1][-1]) == ["pack", "small", [[64, 64, 64]], ["c5"], []]
 
