@@ -42,6 +42,7 @@ LADDER = [
     "c4-multicast",
     "c5-ping-pong",
     "c6-epilogue",
+    "c7-fused-ping-pong",
     "c9-grouped",
     "d1-tcgen05",
     "d1-tcgen05-subtiles",

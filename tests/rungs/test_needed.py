@@ -37,6 +37,8 @@ CASES = [
     ("c4-multicast", "the cluster barrier after the barriers' initialisation", r"barrier\.cluster\.wait;", "",
      (512, 256, 128), {}),
     ("c5-ping-pong", "the other warpgroup's turn", r"bar\.arrive\s+[^;]*;", "", (512, 512, 640), {"sm_count": 2}),
+    ("c7-fused-ping-pong", "the wait for the buffers of the tile before", r"cp\.async\.bulk\.wait_group\.read\s+0;", "",
+     (512, 512, 64), {"sm_count": 2}),
     ("a0-cluster-reduce", "the wait for the CTAs' parts", r"mbarrier\.try_wait[^;]*;\s*@P1 bra", "bra", (2, 4096), {}),
     ("a1-cluster-launch-control", "the wait for the answer", r"mbarrier\.try_wait[^;]*;\s*@P1 bra", "bra",
      (100, 130, 8), {}),

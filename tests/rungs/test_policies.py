@@ -50,6 +50,7 @@ WALKS = [
     ("c4-multicast", {"tile": (128, 64, 64), "stages": 3, "c_stages": 1, "sm_count": 4, "cluster_n": 2}),
     ("c5-ping-pong", {"tile": (64, 64, 64), "stages": 5, "c_stages": 1, "sm_count": 4}),
     ("c6-epilogue", {"tile": (128, 64, 64), "stages": 2, "c_stages": 1, "sm_count": 3}),
+    ("c7-fused-ping-pong", {"tile": (64, 128, 64), "stages": 5, "c_stages": 1, "sm_count": 4}),
     ("c9-grouped", {"tile": (128, 64, 64), "stages": 2, "c_stages": 1, "sm_count": 3}),
     ("v5-pipeline", {"stages": 3}),
     ("v6-persistent", {"sm_count": 2, "raster": 2}),

@@ -101,6 +101,8 @@ CASES = [
     ("c5-ping-pong", "", "fp16", (2, 8, 8), {}),
     ("c6-epilogue", "", "fp16", (300, 264, 200), {"sm_count": 2, "tile": (128, 64, 64), "c_stages": 1, "raster": 2}),
     ("c6-epilogue", "", "bf16", (1, 520, 136), {"sm_count": 1}),
+    ("c7-fused-ping-pong", "", "fp16", (300, 264, 200), {"sm_count": 2, "tile": (64, 128, 64), "c_stages": 1}),
+    ("c7-fused-ping-pong", "", "bf16", (1, 520, 136), {"cluster_m": 1, "tile": (64, 64, 64)}),
     ("c9-grouped", "", "fp16", (7, 300, 264, 200), {"sm_count": 2, "tile": (128, 64, 64), "c_stages": 1, "raster": 2}),
     ("c9-grouped", "", "bf16", (70, 33, 40, 8), {"sm_count": 3, "tile": (64, 128, 64), "warpgroups": 1}),
     ("c4-multicast", "", "e4m3", (300, 264, 208), {"sm_count": 2, "tile": (128, 64, 64), "c_stages": 1, "stages": 2}),

@@ -16,6 +16,10 @@ class Form:
     (by erf) or "silu". scaled: with fp32 factors p of A's rows and q of B's rows (columns of C). gated: with a second
     right operand U, of B's shape, strides and type: the gate is B's product, and there is no bias.
 
+    c_tma: C is stored by TMA, which wants its base, its pitches and N to be multiples of 16 bytes (a row then ends
+    where a piece of 16 bytes does), and those of R and the bias's base with them. False: N is any, and so are the
+    pitches of C and R and their base addresses and the bias's (of whole elements); the stores take longer.
+
     Kernels of a form take A (M, K, L), B (N, K, L), U (as B), C (M, N, L), R (M, N, L), bias (N,), S (2,), p (M,) and
     q (N,) in this order, None for what the form lacks. L: independent products (1: an ordinary one). S is (alpha, beta)
     in fp32. p and q may have stride 0: one factor for all.
@@ -30,3 +34,4 @@ class Form:
     activation: str = "none"
     scaled: bool = False
     gated: bool = False
+    c_tma: bool = True

@@ -14,6 +14,7 @@ ELEMENT_TYPES = {
     "int32": cutlass.Int32,
     "uint8": cutlass.Uint8,
     "e4m3": cutlass.Float8E4M3FN,
+    "e5m2": cutlass.Float8E5M2,
 }
 
 

@@ -1,0 +1,399 @@
+"""Fused ping-pong: the parent with an epilogue for every form of a product, and tiles of many widths.
+
+Adds:
+    What a model's products need, in the fastest kernel: c6's factors, residual, bias and activation, operands of either
+    major and symbolic extents, under ping-pong, where an epilogue costs nothing as long as it takes less time than the
+    other warpgroup's multiplications; and besides these the products of a batch, fp8 with scales, a gated product.
+    - A third mode of every tensor and tensor map numbers independent products; the tiles of one follow another's.
+    - Gated: half of a tile's rows of B come from B, half from U. The gate and the other factor of a column of C are
+      accumulators of one thread then, and nothing is exchanged. C's tile is half as wide.
+    - A tile is a multiple of 32 columns wide, so that tiles can be found that fill the last wave: C goes out in chunks
+      of 64 columns where they divide the tile, else of 32, which have a narrower swizzle.
+    - Rows of C that TMA cannot store (an odd N) leave shared memory by plain stores.
+    - A cluster of one CTA is a kernel without clusters, for what is too small to share.
+
+Warp roles:
+    | warps    | role, in each CTA                                                                      |
+    |----------|----------------------------------------------------------------------------------------|
+    | 0-3, 4-7 | consumers, a warpgroup a tile: multiply, finish and store 128 x 128 of C               |
+    | 8        | producer: asks TMA for its parts of A and B, as far ahead as stages are free           |
+    | 9-11     | nothing, their registers go to the consumers                                           |
+
+Budget:
+    SMEM: as the parent, 225 KB of 227. Registers: 128 accumulators, 32 of the chunk in work with up to 16 packed ones,
+    and R's pairs, in at most 232 a consumer thread. No TMEM.
+
+Run:
+    tensorladder run c7-fused-ping-pong --shape 512,512,256
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
+from cutlass.memory import SmemAllocator
+from cutlass.pipeline import Agent, CooperativeGroup, NamedBarrier, PipelineTmaAsync
+
+from tensorladder.core.program import Program
+from tensorladder.frontends.cutedsl import compile_program
+from tensorladder.rungs.parts import epilogue, limits
+from tensorladder.rungs.parts.arguments import arguments, matrix
+from tensorladder.rungs.parts.form import Form
+from tensorladder.rungs.parts.tensors import ELEMENT_TYPES, row_major
+from tensorladder.rungs.parts.tiles import raster_tile
+from tensorladder.rungs.parts.wgmma import load_op, mma_op, smem_layout, tma_partition
+from tensorladder.rungs.rung import Rung
+
+
+@dataclass(frozen=True)
+class FusedGemmConfig:
+    """tile: (M, N, K) of a warpgroup; K counts 16-bit elements (twice as many of fp8); N counts columns of B, and of U
+    where there is one. cluster_m, cluster_n: CTAs of a cluster along M and N. stages: K tiles in shared memory.
+
+    c_stages: buffers of a chunk of C a warpgroup. raster: rows of clusters' tiles before the next column, so that CTAs
+    share A and B in L2. sm_count, ctas_per_sm: the grid is their product, or the number of tiles where that is less.
+    producer_registers, consumer_registers: a thread, after setmaxnreg (multiples of 8).
+    """
+
+    tile: tuple[int, int, int] = (128, 128, 64)
+    cluster_m: int = 2
+    cluster_n: int = 1
+    stages: int = 6
+    c_stages: int = 2
+    raster: int = 8
+    sm_count: int = 132
+    ctas_per_sm: int = 1
+    producer_registers: int = 40
+    consumer_registers: int = 232
+
+
+RUNG = Rung(
+    name="c7-fused-ping-pong",
+    parent="c5-ping-pong",
+    adds="every form of a product: c6's epilogue, batches, fp8 with scales, gated; tiles of many widths",
+    archs=("sm_90a",),
+    problem="gemm_epilogue",
+    dtypes=("fp16", "bf16"),
+    config=FusedGemmConfig,
+)
+
+WARPGROUP = 128  # threads
+WARPS = 4  # of a warpgroup
+GROUPS = 2  # warpgroups that take turns
+CHUNK = 64  # rows of C that a warpgroup stores at a time
+
+
+class FusedGemm:
+    def __init__(self, config: FusedGemmConfig, form: Form):
+        self.tile = (*config.tile[:2], config.tile[2] * 16 // ELEMENT_TYPES[form.dtype].width)
+        # A tile of C is as wide as its part of one right operand.
+        self.parts = 2 if form.gated else 1
+        self.c_tile = (self.tile[0], self.tile[1] // self.parts)
+        self.c_type = ELEMENT_TYPES[form.out]
+        self.c_cols = limits.chunk_bytes(form, self.c_tile[1]) * 8 // self.c_type.width
+        self.c_tma = form.c_tma
+        self.a_major, self.b_major = epilogue.MAJORS[form.a_major], epilogue.MAJORS[form.b_major]
+        self.activation = epilogue.ACTIVATIONS[form.activation]
+        self.cluster = (config.cluster_m, config.cluster_n)
+        self.producer_warp = WARPS * GROUPS
+        self.threads = WARPGROUP * (GROUPS + 1)
+        self.stages = config.stages
+        self.c_stages = config.c_stages
+        self.raster = config.raster
+        self.max_clusters = config.sm_count * config.ctas_per_sm // (config.cluster_m * config.cluster_n)
+        self.ctas_per_sm = config.ctas_per_sm
+        self.producer_registers = config.producer_registers
+        self.consumer_registers = config.consumer_registers
+
+    @cute.jit
+    def __call__(
+        self, mA: cute.Tensor, mB: cute.Tensor, mU: cute.Tensor | None, mC: cute.Tensor, mR: cute.Tensor | None,
+        mV: cute.Tensor | None, mS: cute.Tensor, mP: cute.Tensor | None, mQ: cute.Tensor | None,
+    ):
+        (bM, bN, bK), part = self.tile, self.c_tile[1]
+        element_type, k_major = mA.element_type, OperandMajorMode.K
+        sA_layout = smem_layout(element_type, self.a_major, bM, bK, self.stages)
+        sB_layout = smem_layout(element_type, self.b_major, bN, bK, self.stages)
+        sC_layout = smem_layout(self.c_type, k_major, CHUNK, self.c_cols, GROUPS * self.c_stages)
+
+        # A descriptor and a tensor of coordinates for each matrix. TMA takes coordinates, not addresses. The box is
+        # what one CTA asks for: its part of a tile that it shares with those of its row (A) or column (B).
+        (load_A, share_A), (load_B, share_B) = load_op(self.cluster[1]), load_op(self.cluster[0])
+        box_B = cute.select(smem_layout(element_type, self.b_major, part, bK, self.stages), mode=[0, 1])
+        tma_A, mA = cpasync.make_tiled_tma_atom(load_A, mA, cute.select(sA_layout, mode=[0, 1]), (bM, bK), share_A)
+        tma_B, mB = cpasync.make_tiled_tma_atom(load_B, mB, box_B, (part, bK), share_B)
+        tma_U = tma_C = None
+        if cutlass.const_expr(mU is not None):
+            tma_U, mU = cpasync.make_tiled_tma_atom(load_B, mU, box_B, (part, bK), share_B)
+        if cutlass.const_expr(self.c_tma):
+            store, box_C = cpasync.CopyBulkTensorTileS2GOp(), cute.select(sC_layout, mode=[0, 1])
+            tma_C, mC = cpasync.make_tiled_tma_atom(store, mC, box_C, (CHUNK, self.c_cols))
+
+        # A warpgroup does 64 rows and all columns at a time; both operands lie in shared memory.
+        tiled_mma = cute.make_tiled_mma(mma_op(element_type, bN, self.a_major, self.b_major))
+
+        @cute.struct
+        class SharedStorage:
+            barriers: cute.struct.MemRange[cutlass.Int64, 2 * self.stages]
+            sA: cute.struct.Align[cute.struct.MemRange[element_type, cute.cosize(sA_layout)], 1024]
+            sB: cute.struct.Align[cute.struct.MemRange[element_type, cute.cosize(sB_layout)], 1024]
+            sC: cute.struct.Align[cute.struct.MemRange[self.c_type, cute.cosize(sC_layout)], 1024]
+
+        self.shared_storage = SharedStorage
+        # Tiles of clusters: a CTA whose own lies outside of C reads zeros and stores nothing.
+        tiles = cute.ceil_div(mC.shape, (bM * self.cluster[0], part * self.cluster[1], 1))
+        ctas = self.cluster[0] * self.cluster[1]
+        self.kernel(
+            tma_A, mA, tma_B, mB, tma_U, mU, tma_C, mC, mR, mV, mS, mP, mQ, sA_layout, sB_layout, sC_layout, tiled_mma,
+            tiles,
+        ).launch(
+            grid=(cutlass.min(cute.size(tiles), self.max_clusters) * ctas, 1, 1),
+            block=(self.threads, 1, 1),
+            cluster=(ctas, 1, 1),
+            min_blocks_per_mp=self.ctas_per_sm,
+            preferred_smem_carveout=100,  # percent; given so that the DSL need not ask a GPU
+        )  # fmt: skip
+
+    @cute.kernel
+    def kernel(
+        self, tma_A: cute.CopyAtom, mA: cute.Tensor, tma_B: cute.CopyAtom, mB: cute.Tensor,
+        tma_U: cute.CopyAtom | None, mU: cute.Tensor | None, tma_C: cute.CopyAtom | None, mC: cute.Tensor,
+        mR: cute.Tensor | None, mV: cute.Tensor | None, mS: cute.Tensor, mP: cute.Tensor | None,
+        mQ: cute.Tensor | None, sA_layout: cute.ComposedLayout, sB_layout: cute.ComposedLayout,
+        sC_layout: cute.ComposedLayout, tiled_mma: cute.TiledMma, tiles: cute.Shape,
+    ):
+        tidx, _, _ = cute.arch.thread_idx()
+        cluster, _, _ = cute.arch.cluster_idx()
+        clusters, _, _ = cute.arch.cluster_dim()
+        rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        group = warp // WARPS
+
+        smem = SmemAllocator()
+        storage = smem.allocate(self.shared_storage)
+        sA = storage.sA.get_tensor(sA_layout.outer, swizzle=sA_layout.inner)
+        sB = storage.sB.get_tensor(sB_layout.outer, swizzle=sB_layout.inner)
+        sC = storage.sC.get_tensor(sC_layout.outer, swizzle=sC_layout.inner)
+        element_type = sA.element_type
+        stage_bytes = cute.size_in_bytes(element_type, cute.select(sA_layout, mode=[0, 1]))
+        stage_bytes += cute.size_in_bytes(element_type, cute.select(sB_layout, mode=[0, 1]))
+
+        # (BM, BK, tiles along M, k tiles, products) and (part of BN, BK, tiles along N, k tiles, products), as
+        # coordinates; a stage of B in parts: (part of BN, BK, part, 1, stage).
+        (bM, _, bK), part = self.tile, self.c_tile[1]
+        gA = cute.local_tile(mA, (bM, bK), (None, None, None))
+        gB = cute.local_tile(mB, (part, bK), (None, None, None))
+        sB_parts = cute.local_tile(sB, (part, bK), (None, None, None))
+
+        # The CTA's place in its cluster, and with whom it shares: A with its row, B with its column.
+        cta_layout = cute.make_layout(self.cluster)
+        cta_m, cta_n = cta_layout.get_hier_coord(rank)
+        share_A = cute.make_layout_image_mask(cta_layout, (cta_m, cta_n), mode=1)
+        share_B = cute.make_layout_image_mask(cta_layout, (cta_m, cta_n), mode=0)
+
+        # gmem -> smem: (TMA, stage), (TMA, tile, k tile, product), for each part of B
+        tAsA, tAgA = tma_partition(tma_A, sA, gA, cta_n, self.cluster[1])
+        tBsB, tBgB = tma_partition(tma_B, sB_parts[None, None, 0, 0, None], gB, cta_m, self.cluster[0])
+        if cutlass.const_expr(mU is not None):
+            gU = cute.local_tile(mU, (part, bK), (None, None, None))
+            tUsU, tUgU = tma_partition(tma_U, sB_parts[None, None, 1, 0, None], gU, cta_m, self.cluster[0])
+
+        # smem -> MMA: "fragments" of A and B are descriptors (MMA, MMA_M, MMA_K, stage), the same for all threads.
+        thr_mma = tiled_mma.get_slice(0)
+        tCrA = tiled_mma.make_fragment_A(thr_mma.partition_A(sA))
+        tCrB = tiled_mma.make_fragment_B(thr_mma.partition_B(sB))
+        tCrC = tiled_mma.make_fragment_C(thr_mma.partition_shape_C(self.tile[:2]))
+
+        # The barriers of the ring: full completes with one arrival (the producer's) and the tile's bytes, whoever asked
+        # for them; empty with an arrival of each warp of the warpgroup whose tile it is, in each CTA of the row and
+        # column. `create` initialises them, fences, and synchronises the cluster.
+        pipeline = PipelineTmaAsync.create(
+            num_stages=self.stages,
+            producer_group=CooperativeGroup(Agent.Thread),
+            consumer_group=CooperativeGroup(Agent.Thread, WARPS * (sum(self.cluster) - 1)),
+            tx_count=stage_bytes,
+            barrier_storage=storage.barriers.data_ptr(),
+            cta_layout_vmnk=cute.make_layout((1, *self.cluster, 1)),
+        )
+        producer, consumer = pipeline.make_participants()
+        num_tiles = cute.size(tiles)
+        num_k_tiles = cute.size(gA, mode=[3])
+
+        if warp >= self.producer_warp:
+            cute.arch.setmaxregister_decrease(self.producer_registers)
+            if warp == self.producer_warp:
+                cpasync.prefetch_descriptor(tma_A)
+                cpasync.prefetch_descriptor(tma_B)
+                for tile in cutlass.range(cluster, num_tiles, clusters):
+                    m, n, l = self.cta_tile(tile, tiles, cta_m, cta_n)
+                    for k in range(num_k_tiles):
+                        stage = producer.acquire_and_advance()
+                        full, i = stage.barrier, stage.index
+                        cute.copy(tma_A, tAgA[None, m, k, l], tAsA[None, i], tma_bar_ptr=full, mcast_mask=share_A)
+                        cute.copy(tma_B, tBgB[None, n, k, l], tBsB[None, i], tma_bar_ptr=full, mcast_mask=share_B)
+                        if cutlass.const_expr(mU is not None):
+                            cute.copy(tma_U, tUgU[None, n, k, l], tUsU[None, i], tma_bar_ptr=full, mcast_mask=share_B)
+                # Shared memory belongs to the CTA only until it exits: wait for the peers' last arrivals.
+                producer.tail()
+
+        if warp < self.producer_warp:
+            cute.arch.setmaxregister_increase(self.consumer_registers)
+            alpha, beta = mS[0], mS[1]
+            # Turns: barrier 3 lets warpgroup 0 go on, barrier 4 warpgroup 1; 1 and 2 are their own.
+            turn = NamedBarrier(barrier_id=3 + group, num_threads=GROUPS * WARPGROUP)
+            other_turn = NamedBarrier(barrier_id=4 - group, num_threads=GROUPS * WARPGROUP)
+            if group == 1:
+                consumer.advance(num_k_tiles)
+            for tile in cutlass.range(cluster + group * clusters, num_tiles, GROUPS * clusters):
+                coord = self.cta_tile(tile, tiles, cta_m, cta_n)
+                if tile != cluster:
+                    turn.arrive_and_wait()
+                released = consumer.clone()  # a K tile behind
+                stage = consumer.wait_and_advance()
+                self.multiply(tiled_mma, tCrA, tCrB, tCrC, stage.index, True)
+                for _ in range(1, num_k_tiles):
+                    stage = consumer.wait_and_advance()
+                    self.multiply(tiled_mma, tCrA, tCrB, tCrC, stage.index, False)
+                    # All groups but the last are complete: the stage before this one has been read.
+                    warpgroup.wait_group(1)
+                    released.release()
+                    released.advance()
+                if tile + clusters < num_tiles:
+                    other_turn.arrive()
+                consumer.advance(num_k_tiles)
+                # The accumulator is complete, and the tile's last stage read.
+                warpgroup.wait_group(0)
+                released.release()
+                factors, place = (mP, mQ, alpha, beta), (tidx % WARPGROUP, warp % WARPS, group)
+                self.store(tma_C, mC, sC, tCrC, mR, mV, *factors, coord, *place)
+            # Shared memory belongs to the CTA only until it exits: wait until TMA has read it.
+            if warp % WARPS == 0:
+                cute.arch.cp_async_bulk_wait_group(0, read=True)
+
+    @cute.jit
+    def multiply(
+        self, tiled_mma: cute.TiledMma, tCrA: cute.Tensor, tCrB: cute.Tensor, tCrC: cute.Tensor,
+        stage: cutlass.Int32, first: cutlass.Constexpr,
+    ):
+        """Issue the WGMMAs of a K tile as one group. first: overwrite the accumulator."""
+        warpgroup.fence()
+        for k_block in cutlass.range_constexpr(cute.size(tCrA, mode=[2])):
+            tiled_mma.set(warpgroup.Field.ACCUMULATE, not first or k_block > 0)
+            cute.gemm(tiled_mma, tCrC, tCrA[None, None, k_block, stage], tCrB[None, None, k_block, stage], tCrC)
+        warpgroup.commit_group()
+
+    @cute.jit
+    def store(
+        self, tma_C: cute.CopyAtom | None, mC: cute.Tensor, sC: cute.Tensor, tCrC: cute.Tensor, mR: cute.Tensor | None,
+        mV: cute.Tensor | None, mP: cute.Tensor | None, mQ: cute.Tensor | None, alpha: cutlass.Float32,
+        beta: cutlass.Float32, coord: cute.Coord, thread: cutlass.Int32, warp: cutlass.Int32, group: cutlass.Int32,
+    ):
+        """A warpgroup's tile at `coord`, a chunk at a time: registers, finished -> smem -> gmem.
+
+        thread, warp: in the warpgroup.
+        """
+        together = NamedBarrier(barrier_id=1 + group, num_threads=WARPGROUP)
+        m, n, l = coord
+        limit = mC.shape[:2]
+        if cutlass.const_expr(mR is not None):
+            mR = mR[None, None, l]
+        if cutlass.const_expr(self.c_tma):
+            gC = cute.local_tile(mC, (CHUNK, self.c_cols), (None, None, None))
+            tCsC, tCgC = tma_partition(tma_C, sC, gC, 0, 1)
+        # The accumulator of a narrow WGMMA is laid out as any of a wider one's columns, as many.
+        chunk_mma = cute.make_tiled_mma(mma_op(cutlass.Float16, self.c_cols))
+        if cutlass.const_expr(self.c_type.width == 16):
+            atom_r2s = cute.make_copy_atom(cute.nvgpu.warp.StMatrix8x8x16bOp(False, 4), self.c_type)
+        else:
+            atom_r2s = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), self.c_type, num_bits_per_copy=64)
+        thr_r2s = cute.make_tiled_copy_C(atom_r2s, chunk_mma).get_slice(thread)
+        thr_mma = chunk_mma.get_slice(thread)
+        tCrF = chunk_mma.make_fragment_C(thr_mma.partition_shape_C((CHUNK, self.c_cols)))
+        tCrG = cute.make_fragment_like(tCrF) if self.parts == 2 else None
+        tCrD = cute.make_fragment_like(tCrF, self.c_type)
+
+        rows, cols, size = self.tile[0] // CHUNK, self.c_tile[1] // self.c_cols, cute.size(tCrF)
+        for row in cutlass.range_constexpr(rows):
+            for col in cutlass.range_constexpr(cols):
+                number = row * cols + col
+                buffer = group * self.c_stages + number % self.c_stages
+                for i in cutlass.range_constexpr(size):
+                    tCrF[i] = tCrC[(row * self.parts * cols + col) * size + i]
+                    if cutlass.const_expr(self.parts == 2):
+                        tCrG[i] = tCrC[((row * self.parts + 1) * cols + col) * size + i]
+                chunk_m, chunk_n = m * rows + row, n * cols + col
+                plane = cute.local_tile(cute.make_identity_tensor(limit), (CHUNK, self.c_cols), (chunk_m, chunk_n))
+                epilogue.complete(
+                    tCrF, tCrG, thr_mma.partition_C(plane), limit, mR, mV, mP, mQ, alpha, beta, self.activation,
+                    self.c_tma,
+                )  # fmt: skip
+                tCrD.store(tCrF.load().to(self.c_type))
+
+                # The buffer is free once the store from it, c_stages chunks ago, has read it; the first chunk of a
+                # tile waits for all of the tile before, whose buffers it takes in another order.
+                if warp == 0:
+                    cute.arch.cp_async_bulk_wait_group(self.c_stages - 1 if number else 0, read=True)
+                together.arrive_and_wait()
+                cute.copy(atom_r2s, thr_r2s.retile(tCrD), thr_r2s.partition_D(sC[None, None, buffer]))
+
+                # Each writer's fence, then the barrier, then the store: the other way round TMA could read stale bytes.
+                if cutlass.const_expr(self.c_tma):
+                    cute.arch.fence_proxy("async.shared", space="cta")
+                together.arrive_and_wait()
+                if cutlass.const_expr(self.c_tma):
+                    if warp == 0:
+                        # Chunks outside of C are left out: a mode of one chunk would take any number for its first.
+                        if chunk_m < cute.size(tCgC, mode=[1]) and chunk_n < cute.size(tCgC, mode=[2]):
+                            cute.copy(tma_C, tCsC[None, buffer], tCgC[None, chunk_m, chunk_n, l])
+                        cute.arch.cp_async_bulk_commit_group()
+                else:
+                    first = chunk_m * CHUNK, chunk_n * self.c_cols
+                    epilogue.store_plain(sC[None, None, buffer], mC[None, None, l], first, thread, WARPGROUP)
+
+    @cute.jit
+    def cta_tile(self, index: cutlass.Int32, tiles: cute.Shape, cta_m: cutlass.Int32, cta_n: cutlass.Int32):
+        """(m, n, l) of a CTA's tile by its cluster's number."""
+        m, n, l = raster_tile(index, tiles, self.raster)
+        return m * self.cluster[0] + cta_m, n * self.cluster[1] + cta_n, l
+
+
+class OneProduct(FusedGemm):
+    """The rung's problem: one product, of plain matrices. A third mode of extent 1 makes them a batch's."""
+
+    @cute.jit
+    def __call__(
+        self, mA: cute.Tensor, mB: cute.Tensor, mC: cute.Tensor, mR: cute.Tensor, mV: cute.Tensor, mS: cute.Tensor
+    ):
+        mA, mB, mC, mR = cute.append_ones(mA), cute.append_ones(mB), cute.append_ones(mC), cute.append_ones(mR)
+        super().__call__(mA, mB, None, mC, mR, mV, mS, None, None)
+
+
+def build(arch: str, form: Form, config: FusedGemmConfig) -> Program:
+    """The kernel of a form for any extents; it takes what `Form` says, aligned as `arguments` says."""
+    check_config(config, arch, form)
+    return compile_program(FusedGemm(config, form), *arguments(form), arch=arch, name=RUNG.name)
+
+
+def compile(arch: str, shape: tuple[int, ...], dtype: str, config: FusedGemmConfig | None = None) -> Program:
+    """The rung for the problem's form: B stored (K, N), all of the epilogue, gelu. N and K multiples of 8."""
+    (_, n, k), dtype = RUNG.check(arch, shape, dtype)
+    RUNG.require(n % 8 == 0, f"N={n}: TMA wants row pitches of 16 bytes, pad N to a multiple of 8")
+    RUNG.require(k % 8 == 0, f"K={k}: TMA wants row pitches of 16 bytes, pad K to a multiple of 8")
+    form, config = Form(dtype, dtype, dtype, dtype, b_major="mn", activation="gelu"), config or FusedGemmConfig()
+    check_config(config, arch, form)
+    m, n, k = cute.sym_int(), cute.sym_int(divisibility=8), cute.sym_int()
+    a, b, c, r = matrix(dtype, (m, k)), matrix(dtype, (n, k), "mn"), matrix(dtype, (m, n)), matrix(dtype, (m, n))
+    others = row_major(dtype, (n,)), row_major("fp32", (2,), align=4)
+    return compile_program(OneProduct(config, form), a, b, c, r, *others, arch=arch, name=RUNG.name)
+
+
+def check_config(config: FusedGemmConfig, arch: str, form: Form) -> None:
+    """UsageError unless WGMMA covers the tile evenly and the stages fit into shared memory."""
+    limits.check_form(RUNG, form)
+    limits.check_tile(RUNG, form, config.tile)
+    limits.check_cluster(RUNG, form, config)
+    limits.check_registers(RUNG, config, GROUPS, config.tile[0] * config.tile[1] // WARPGROUP)
+    limits.check_smem(RUNG, arch, form, config, GROUPS)

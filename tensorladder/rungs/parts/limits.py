@@ -1,0 +1,93 @@
+"""What the knobs of a Hopper kernel must fulfil: UsageError, in one line, for what the hardware or the DSL refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensorladder.core import arch as archs
+from tensorladder.problems import dtype_named
+from tensorladder.rungs.parts.form import Form
+from tensorladder.rungs.rung import Rung
+
+WARPGROUP = 128  # threads
+CHUNK_ROWS = 64  # of C that a warpgroup stores at a time
+INPUTS = ("fp16", "bf16", "e4m3", "e5m2")
+OUTPUTS = ("fp16", "bf16", "fp32")
+
+
+def check_form(rung: Rung, form: Form) -> None:
+    """Element types, majors and parts that go together."""
+    rung.require(form.dtype in INPUTS, f"dtype={form.dtype}: operands are {', '.join(INPUTS)}")
+    for name in ("out", "residual", "bias"):
+        dtype = getattr(form, name)
+        rung.require(dtype in OUTPUTS or not (dtype or name == "out"), f"{name}={dtype}: {', '.join(OUTPUTS)}")
+    majors = (form.a_major, form.b_major)
+    fits = majors == ("k", "k") or dtype_named(form.dtype).bits == 16
+    rung.require(fits, f"a_major={majors[0]}, b_major={majors[1]}: WGMMA takes {form.dtype} with K contiguous alone")
+    rung.require(not (form.gated and form.bias), f"bias={form.bias}: a gated product has none")
+
+
+def check_tile(rung: Rung, form: Form, tile: tuple[int, int, int]) -> None:
+    """The tile of a warpgroup, (M, N, K): WGMMA, TMA and the swizzles cover it evenly."""
+    bM, bN, bK = tile
+    rung.require(min(tile) > 0, f"tile={tile}: extents are positive")
+    rung.require(bM % 64 == 0, f"tile={tile}: M must be a multiple of 64")
+    rung.require(bK % 64 == 0, f"tile={tile}: K must be a multiple of 64 (128 bytes)")
+    rung.require(max(tile) <= 256, f"tile={tile}: a TMA box and WGMMA have at most 256 rows")
+    step, why = (64, "B's N is contiguous") if form.b_major == "mn" else (32, "C goes out so many columns at a time")
+    if form.gated:
+        step, why = 2 * step, f"half of it is U's, {why}"
+        rung.require(bK == 64, f"tile={tile}: K must be 64 where B and U share a stage")
+    rung.require(bN % step == 0, f"tile={tile}: N must be a multiple of {step} ({why})")
+
+
+def check_cluster(rung: Rung, form: Form, config: Any) -> None:
+    """cluster_m, cluster_n: CTAs that share a tile cut it into whole rows of the swizzle."""
+    bM, bN, _ = config.tile
+    shared = {
+        "cluster_m": (config.cluster_m, bN // (2 if form.gated else 1), form.b_major),
+        "cluster_n": (config.cluster_n, bM, form.a_major),
+    }
+    for name, (ctas, rows, major) in shared.items():
+        step = 64 if major == "mn" and ctas > 1 else 8
+        fits = ctas > 0 and rows % (step * ctas) == 0
+        rung.require(fits, f"{name}={ctas}: must cut {rows} rows of a tile into parts of whole {step}")
+    ctas = config.cluster_m * config.cluster_n
+    most = archs.PORTABLE_CLUSTER
+    rung.require(ctas <= most, f"cluster_m * cluster_n: {ctas} CTAs, a cluster has at most {most}")
+    resident = config.sm_count * config.ctas_per_sm
+    rung.require(resident >= ctas, f"sm_count={config.sm_count}: a cluster of {ctas} must fit")
+
+
+def check_registers(rung: Rung, config: Any, groups: int, accumulators: int) -> None:
+    """`accumulators` of a consumer thread fit, and what consumers gain by setmaxnreg producers give: else it hangs."""
+    consumers, producers = WARPGROUP * groups, WARPGROUP
+    rung.require(1 <= config.ctas_per_sm <= 8, f"ctas_per_sm={config.ctas_per_sm}: 1 to 8")
+    for name in ("producer_registers", "consumer_registers"):
+        count = getattr(config, name)
+        rung.require(count in range(24, 257, 8), f"{name}={count}: setmaxnreg takes multiples of 8 from 24 to 256")
+    registers = min(config.consumer_registers, 255)
+    fits = accumulators + 40 <= registers
+    rung.require(fits, f"tile={config.tile}: {accumulators} accumulators a thread, which has {registers} registers")
+    at_launch = min(65536 // config.ctas_per_sm // (consumers + producers) // 8 * 8, 255)
+    used = consumers * config.consumer_registers + producers * config.producer_registers
+    fits = used <= at_launch * (consumers + producers)
+    rung.require(fits, f"consumer_registers={config.consumer_registers}: a CTA starts with {at_launch} a thread")
+
+
+def check_smem(rung: Rung, arch: str, form: Form, config: Any, groups: int) -> None:
+    """The ring of K tiles and the buffers of C fit into a CTA's shared memory."""
+    bM, bN, bK = config.tile
+    rung.require(config.raster > 0, f"raster={config.raster}: at least 1 row of tiles")
+    rung.require(config.stages >= 2, f"stages={config.stages}: at least 2, one to fill and one to multiply")
+    rung.require(config.c_stages > 0, f"c_stages={config.c_stages}: at least 1")
+    row = chunk_bytes(form, bN // (2 if form.gated else 1))
+    smem = 2 * config.stages * (bM + bN) * bK + groups * config.c_stages * CHUNK_ROWS * row + 1024
+    limit = archs.find(arch).smem_per_cta
+    stages = f"stages={config.stages}, c_stages={config.c_stages}"
+    rung.require(smem <= limit, f"{stages}: {smem} bytes of shared memory, {arch} has {limit}")
+
+
+def chunk_bytes(form: Form, columns: int) -> int:
+    """Of a row of C that is stored at a time, of a tile's `columns`: 128, or 64 where 128 do not divide the tile's."""
+    return 128 if columns * dtype_named(form.out).bits // 8 % 128 == 0 else 64

@@ -1,0 +1,20 @@
+"""In which order a persistent grid goes through the tiles of a product."""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+
+
+@cute.jit
+def raster_tile(index: cutlass.Int32, tiles: cute.Shape, raster: cutlass.Constexpr):
+    """(m, n, l) of a tile by its number, of `tiles` = (along M, along N, products).
+
+    Down `raster` rows, then the next column, so that what runs at a time is nearly square; product by product.
+    """
+    product = index // (tiles[0] * tiles[1])
+    index = index % (tiles[0] * tiles[1])
+    band = index // (raster * tiles[1])
+    within = index % (raster * tiles[1])
+    rows = cutlass.min(tiles[0] - band * raster, raster)
+    return band * raster + within % rows, within // rows, product
