@@ -17,6 +17,7 @@ from tensorladder.problems import DTYPES
 from tensorladder.problems.gemm import NARROW_K, NARROW_STEP, narrow_sum
 from tensorladder.problems.gemm_epilogue import EPILOGUE_STEPS
 from tensorladder.problems.problem import ACCUMULATE_STEP, CONFIDENCE
+from tensorladder.rungs.parts.form import Form
 
 Shape = tuple[int, int, int]
 Tensors = dict[str, Any]
@@ -32,8 +33,7 @@ SLOPES = {"none": 1.0, "relu": 1.0, "gelu": 1.13, "silu": 1.1}
 @dataclass(frozen=True)
 class Call:
     """A way to call the op. scales: "" for none, "tensor" for a factor an operand, "row" for one a row of A and of the
-    weight. gated: the weight's first half of rows is the gate's, and C has N / 2 columns. tune: it may measure what is
-    best first. dtypes: the first is timed.
+    weight. gated: the weight's first half of rows is the gate's, and C has N / 2 columns. dtypes: the first is timed.
     """
 
     name: str
@@ -42,18 +42,24 @@ class Call:
     activation: str = "none"
     gated: bool = False
     scales: str = ""
-    tune: bool = False
     dtypes: tuple[str, ...] = ("bf16", "fp16")
 
     @property
     def label(self) -> str:
         """What its records are called."""
-        words = "matmul" if self.name == "matmul" else f"matmul {self.name}"
-        return f"{words}, tuned" if self.tune else words
+        return "matmul" if self.name == "matmul" else f"matmul {self.name}"
 
     def output(self, dtype: str) -> str:
         """Element type of C."""
         return dtype if DTYPES[dtype].bits > 8 else "bf16"
+
+    def form(self, dtype: str) -> Form:
+        """The product as kernels have it."""
+        out = self.output(dtype)
+        return Form(
+            dtype, out, out if self.residual else "", out if self.bias else "", activation=self.activation,
+            scaled=bool(self.scales), gated=self.gated,
+        )  # fmt: skip
 
 
 CALLS: dict[str, Call] = {
@@ -87,43 +93,30 @@ def dtype_of(call: Call, asked: str | None) -> str:
 
 def ours(call: Call, t: Mapping[str, Any]) -> Callable[[], Any]:
     """The op on these tensors, with its own choice of a kernel."""
-    from tensorladder.ops import matmul, swiglu
+    from tensorladder.ops import matmul
 
     options: dict[str, Any] = {"out": t["C"]}
     if call.bias:
         options["bias"] = t["bias"]
     if call.residual:
         options |= {"residual": t["R"], "beta": 1.0}
-    if call.activation != "none":
+    if call.gated:
+        options["swiglu"] = "halves"
+    elif call.activation != "none":
         options["activation"] = call.activation
     if call.scales:
         options |= {"scale_a": t["p"], "scale_b": t["q"]}
-    if call.tune:
-        options["tune"] = True
-    function = swiglu if call.gated else matmul
     a, b = t["A"], t["B"].t()
-    return lambda: function(a, b, **options)
+    return lambda: matmul(a, b, **options)
 
 
-def chosen(torch: Any, call: Call, t: Mapping[str, Any], sm_count: int) -> dict[str, Any]:
-    """The kernel that the op takes for these tensors, and its knobs; nothing where no kernel does it."""
-    from tensorladder.ops import execute, inputs, operator, tune
-    from tensorladder.ops.plan import plan
+def chosen(call: Call, shape: Shape, dtype: str, sm_count: int) -> dict[str, Any]:
+    """The kernel that the op takes for a shape, and its knobs; nothing where that is not known."""
+    from tensorladder.ops.choose import choose
 
-    b, up = t["B"].t(), None
-    if call.gated:
-        b, up = operator.split(b, "halves")
-    given = {"bias": "bias", "residual": "R", "scale_a": "p", "scale_b": "q", "out": "C"}
-    arrays: dict[str, Any] = {name: inputs.maybe(name, t.get(key)) for name, key in given.items()}
-    where = tune.Place("", "", execute.ARCH, sm_count)
-    if t["A"].is_cuda:
-        where = tune.place(torch, t["A"].device.index, execute.ARCH)
+    m, n, k = shape
     try:
-        planned = plan(
-            inputs.array("a", t["A"]), inputs.array("b", b), up=inputs.maybe("b", up), activation=call.activation,
-            beta=float(call.residual), **arrays,
-        )  # fmt: skip
-        found = tune.chosen(where, planned)
+        found = choose(m, n // 2 if call.gated else n, k, 1, call.form(dtype), sm_count)
     except TensorladderError:
         return {}
     return {"kernel": found.kernel, "config": {knob: _plain(value) for knob, value in found.knobs}}

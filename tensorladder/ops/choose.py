@@ -55,7 +55,17 @@ def _c6_clocks(one: Choice, product: Product, sm_count: int) -> float:
     return FIRST_TILE + waves * (-(-product.k // K_STEP) * step + 2 * rows * cols / EPILOGUE_BYTES_A_CLOCK)
 
 
-MODELS: dict[str, Model] = {"c6": Model(C6, _c6_clocks)}
+C7 = tuple(choice("c7", tile=(rows, 128, K_STEP), cluster_m=1, stages=stages) for rows, stages in ((128, 6), (64, 8)))
+
+
+def _c7_clocks(one: Choice, product: Product, sm_count: int) -> float:
+    """As c6's, with the products of a batch side by side; last of all, until it is fitted to measurements."""
+    rows = dict(one.knobs)["tile"][0]
+    batch = product._replace(m=-(-product.m // rows) * rows * product.l)
+    return _c6_clocks(one, batch, sm_count) + 1e9
+
+
+MODELS: dict[str, Model] = {"c6": Model(C6, _c6_clocks), "c7": Model(C7, _c7_clocks)}
 
 
 def clocks(one: Choice, product: Product, sm_count: int) -> float:

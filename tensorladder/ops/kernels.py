@@ -75,13 +75,15 @@ class Kernel:
 
 
 def _plain(product: Product) -> bool:
-    return product.l == 1 and not product.form.scaled and not product.form.gated
+    form = product.form
+    return product.l == 1 and form.c_tma and form.dtype in ("fp16", "bf16") and not (form.scaled or form.gated)
 
 
 KERNELS: dict[str, Kernel] = {
     kernel.name: kernel
     for kernel in (
         Kernel("c6", "hopper.c6_epilogue", "EpilogueGemmConfig", ("sm_90a",), _plain, flat=True),
+        Kernel("c7", "hopper.c7_fused_ping_pong", "FusedGemmConfig", ("sm_90a",), lambda _: True),
     )
 }
 

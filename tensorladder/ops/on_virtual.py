@@ -59,4 +59,5 @@ def seen(tensor: torch.Tensor, operand: Operand) -> np.ndarray:
 def strided(memory: np.ndarray, operand: Operand) -> np.ndarray:
     """Elements of a vector as an operand. Of those that are the same for all products any may be written."""
     steps = [step * memory.itemsize for step in operand.strides]
-    return np.lib.stride_tricks.as_strided(memory, operand.shape, steps)
+    bits = memory.view(f"u{memory.itemsize}")  # numpy's strides are not for float8_e5m2
+    return np.lib.stride_tricks.as_strided(bits, operand.shape, steps).view(memory.dtype)

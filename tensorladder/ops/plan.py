@@ -1,7 +1,7 @@
 """What a call of `matmul` means, from shapes, strides, types and addresses alone: no torch, no DSL, no GPU.
 
-Whatever the kernels cannot take is refused here, naming the argument: they read their operands by TMA, which wants one
-unit stride, pitches of 16 bytes and bases aligned to as much.
+Whatever the kernels cannot take is refused here, naming the argument: they read a and b by TMA, which wants one unit
+stride, pitches of 16 bytes and bases aligned to as much. All else may lie anywhere (`Form.c_tma`).
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from tensorladder.core.errors import UsageError
 from tensorladder.rungs.parts.form import Form
 
 ACTIVATIONS = ("none", "relu", "gelu", "silu")
-FP8 = ("e4m3",)
+FP8 = ("e4m3", "e5m2")
 INPUTS = ("fp16", "bf16", *FP8)
 OUTPUTS = ("fp16", "bf16", "fp32")
 DEFAULT_OUTPUT = dict.fromkeys(FP8, "bf16")  # the others: as the inputs
-BYTES = {"fp16": 2, "bf16": 2, "fp32": 4, "e4m3": 1}
-PITCH = {"fp16": 8, "bf16": 8, "fp32": 8, "e4m3": 16}  # elements that pitches are multiples of: at least 16 bytes
+BYTES = {"fp16": 2, "bf16": 2, "fp32": 4, "e4m3": 1, "e5m2": 1}
+PITCH = {"fp16": 8, "bf16": 8, "fp32": 8, "e4m3": 16, "e5m2": 16}  # elements that pitches are multiples of: 16 bytes
 ALIGN = 16  # bytes
 MOST = 2**31 - 2**9  # the largest extent: coordinates are 32 bits wide, and a last tile reaches beyond it
 REACH = 2**40  # bytes: strides of tensor maps are below it
@@ -162,7 +162,8 @@ def plan(
         raise UsageError(f"up: shape {up.shape} with strides {up.strides}: it takes b's, {b.shape} with {b.strides}")
     activation = activation or "none"
     if activation not in ACTIVATIONS:
-        raise UsageError(f"activation: {activation!r}: it takes {', '.join(ACTIVATIONS)}")
+        hint = ", swiglu is a function of its own" if "glu" in activation else ""
+        raise UsageError(f"activation: {activation!r}: it takes {', '.join(ACTIVATIONS)}{hint}")
     shape = (*lead, m, n)
     stored = _out_dtype(a, out, out_dtype)
     _check_epilogue(shape, out, bias, residual, beta)
@@ -182,11 +183,12 @@ def plan(
         return Plan(rows, n, k, form, shape, None, None, None, None, l, **strides)
     left, right = _matrix("a", folded["a"]), _right(folded["b"], up)
     target = _target(folded.get("out"), l, rows, n)
-    added = _row_major("residual", folded["residual"]) if residual else None
+    added = _rows("residual", folded["residual"]) if residual else None
     if out is not None:
         others = {"a": a, "b": b, "up": up, "bias": bias, "residual": residual, "scale_a": scale_a, "scale_b": scale_b}
         _no_overlap(out, others)
-    form = replace(form, a_major=left.major, b_major=right.major)
+    by_tma = _stored_by_tma(target, added, out, bias, residual)
+    form = replace(form, a_major=left.major, b_major=right.major, c_tma=by_tma)
     return Plan(rows, n, k, form, shape, left, right, target, added, l, **strides)
 
 
@@ -235,7 +237,6 @@ def _check_epilogue(
             raise UsageError(f"bias: shape {bias.shape}: it takes {shape[-1:]}, a number a column")
         if bias.strides != (1,) and bias.shape != (1,):
             raise UsageError(f"bias: stride {bias.strides[0]}: it takes contiguous memory, copy it")
-        _aligned("bias", bias)
     for name, one in (("bias", bias), ("residual", residual)):
         if one is not None and one.dtype not in OUTPUTS:
             raise UsageError(f"{name}: {one.dtype}: it takes {', '.join(OUTPUTS)}")
@@ -268,9 +269,9 @@ def _scale(name: str, scale: Array, shapes: tuple[tuple[int, ...], ...], takes: 
     if scale.shape not in shapes:
         raise UsageError(f"{name}: shape {scale.shape}: it takes {takes}")
     folded = _sequence(scale.shape, scale.strides)
-    if folded is None or folded[1] != 1:
-        raise UsageError(f"{name}: strides {scale.strides}: it takes contiguous memory, copy it")
-    return 1
+    if folded is None:
+        raise UsageError(f"{name}: shape {scale.shape} with strides {scale.strides}: it is no sequence, copy it")
+    return folded[1]
 
 
 def _sequence(extents: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, int] | None:
@@ -375,20 +376,33 @@ def _matrix(name: str, array: Array) -> Matrix:
 _ALONG_K = {"a": "a.contiguous()", "b": "b.mT.contiguous().mT"}
 
 
-def _row_major(name: str, array: Array) -> Matrix:
-    found = _matrix(name, array)
-    if found.major == "k":
-        return found
-    raise UsageError(f"{name}: strides {array.strides[1:]}: its last extent must be the contiguous one")
+def _rows(name: str, array: Array) -> Matrix:
+    """A stack of matrices with columns contiguous, of any pitch."""
+    (l, rows, cols), (step, down, along) = array.shape, array.strides
+    unit, size = PITCH[array.dtype], BYTES[array.dtype]
+    if along != 1 and cols > 1:
+        raise UsageError(f"{name}: strides {array.strides[1:]}: its last extent must be the contiguous one")
+    if array.address % size:
+        raise UsageError(f"{name}: address {array.address:#x} is no multiple of its elements' {size} bytes: copy it")
+    return Matrix((rows, cols), "k", down if rows > 1 else -(-cols // unit) * unit, l, step if l > 1 else 0)
+
+
+def _stored_by_tma(
+    c: Matrix, r: Matrix | None, out: Array | None, bias: Array | None, residual: Array | None
+) -> bool:
+    """Whether all that the epilogue reads and writes lies as `Form.c_tma` wants it."""
+    steps = [c.shape[1], c.pitch, c.step, *((r.pitch, r.step) if r else ())]
+    fits = all(step % PITCH["fp32"] == 0 and step * BYTES["fp32"] < REACH for step in steps)
+    return fits and not any(one.address % ALIGN for one in (out, bias, residual) if one)
 
 
 def _target(out: Array | None, l: int, rows: int, n: int) -> Matrix:
     """Where the result goes: `out`, or memory that is allocated dense."""
     if out is None:
-        if n % PITCH["fp16"]:
-            raise UsageError(f"b: N={n}: rows of the result are stored 16 bytes at a time, pad N to a multiple of 8")
         return Matrix((rows, n), "k", n, l, rows * n if l > 1 else 0)
-    found = _row_major("out", out)
+    found = _rows("out", out)
+    if found.pitch < n:
+        raise UsageError(f"out: strides {out.strides[1:]}: its rows share memory, give another tensor")
     apart = found.step >= (rows - 1) * found.pitch + n  # one after the other
     between = found.step >= n and found.pitch >= (l - 1) * found.step + n  # rows of one between those of another
     if l > 1 and not (apart or between):

@@ -58,11 +58,12 @@ DTYPES: dict[str, Dtype] = {
     "int32": Dtype("int32", 32, 0.0, 0.0),
     "uint8": Dtype("uint8", 8, 0.0, 0.0),
     "e4m3": Dtype("e4m3", 8, 2.0**-4, 2.0**-10),
+    "e5m2": Dtype("e5m2", 8, 2.0**-3, 2.0**-17),
     "mxfp8": Dtype("mxfp8", 8, 2.0**-4, 0.0),
     "nvfp4": Dtype("nvfp4", 4, 2.0**-2, 0.0),
 }
 
-_ML_DTYPES: dict[str, str] = {"bf16": "bfloat16", "e4m3": "float8_e4m3fn"}
+_ML_DTYPES: dict[str, str] = {"bf16": "bfloat16", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
 
 _ALIASES: dict[str, str] = {
     "f16": "fp16", "float16": "fp16", "half": "fp16", "bfloat16": "bf16",

@@ -51,7 +51,8 @@ def test_every_candidate_is_a_legal_config_of_its_kernel():
         for one in model.candidates:
             config = kernels.config(one, 132)
             assert one.kernel == name and kernels.of(config) is KERNELS[name] and config.sm_count == 132
-            KERNELS[name].rung().check_config(config, KERNELS[name].archs[0])
+            form = () if KERNELS[name].flat else (Form("fp16", "fp16"),)
+            KERNELS[name].rung().check_config(config, KERNELS[name].archs[0], *form)
 
 
 def test_a_config_of_no_kernel_is_refused():
