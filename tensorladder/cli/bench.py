@@ -14,7 +14,7 @@ import typer
 from tensorladder.cli import output
 from tensorladder.cli.options import Arch, Json, On
 from tensorladder.core.errors import UsageError
-from tensorladder.draw import benchmarks as pictures
+from tensorladder.draw.benchmarks import pictures
 from tensorladder.measure import bench as measure
 from tensorladder.measure import calls, counters, suites
 from tensorladder.measure.request import parse_place, parse_shape
@@ -241,6 +241,5 @@ def _keep(
     stem = measure.file_stem(suite, host["gpu"])
     place = KEPT if folder is None else Path(folder)
     measure.keep(place / f"{stem}.jsonl", host, records)
-    (place / f"{stem}.svg").write_text(pictures.ladder(host, records), encoding="utf-8")
-    if on == "gpu":
-        (place / f"{stem}-roofline.svg").write_text(pictures.roofline(host, records), encoding="utf-8")
+    for suffix, drawn in pictures(host, records).items():
+        (place / f"{stem}{suffix}.svg").write_text(drawn, encoding="utf-8")

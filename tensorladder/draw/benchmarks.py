@@ -1,4 +1,5 @@
-"""Two pictures of benchmark records: the ladder (a bar a rung) and the roofline (a point a kernel and shape).
+"""Pictures of benchmark records: the ladder (a bar a rung), ratios (a row a shape, a point a baseline), and the
+roofline (a point a kernel and shape).
 
 Records are those of `tensorladder bench --json`, `machine` the first line of a result file. Records without a time
 (wrong results) are left out.
@@ -16,7 +17,15 @@ Record = Mapping[str, Any]
 INK, PALE, BASE = "#222", "#ccc", "#d95f02"
 COLOURS = ("#1b6ca8", "#5aa469", "#8e44ad", "#c0392b", "#b8860b", "#16a085", "#7f8c8d", "#2c3e50")
 FONT = "font-family='sans-serif' font-size='12'"
+MOST_RATIO, TICKS = 2.5, (0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 2.5)
 ROW, LABEL, PLOT, RIGHT, TOP = 18, 240, 460, 130, 46
+
+
+def pictures(machine: Record, records: Sequence[Record]) -> dict[str, str]:
+    """The pictures that are kept beside a result file, by what follows its stem: "" and "-roofline" (of a GPU)."""
+    op = any(str(row["rung"]).startswith("matmul") for row in records)
+    made = {"": ratios(machine, records) if op else ladder(machine, records)}
+    return made if machine.get("on") == "vgpu" else {**made, "-roofline": roofline(machine, records)}
 
 
 def ladder(machine: Record, records: Iterable[Record]) -> str:
@@ -42,6 +51,51 @@ def ladder(machine: Record, records: Iterable[Record]) -> str:
     against = ", ".join(dict.fromkeys(row["baseline"] for row in rows if row["baseline"]))
     title = f"TFLOPS on {_name(machine)}; mark: {against} beside it (in brackets: its time over ours)"
     return _svg(LABEL + PLOT + RIGHT, y + 8, title, parts)
+
+
+def ratios(machine: Record, records: Iterable[Record]) -> str:
+    """A row a call and shape: a point for each baseline's time over ours, right of the line where ours is faster."""
+    rows = [row for row in records if row.get("ratio")]
+    found: dict[str, dict[tuple[int, ...], list[Record]]] = {}
+    for row in rows:
+        found.setdefault(row["rung"], {}).setdefault(tuple(row["shape"]), []).append(row)
+    baselines = list(dict.fromkeys(row["baseline"] for row in rows))
+    colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(baselines)}
+    every = [row["ratio"] for row in rows]
+    low, high = min(0.9, *every, 0.9) * 0.97, min(max(1.1, *every, 1.1) * 1.03, MOST_RATIO)
+    parts, y = [], TOP
+
+    def across(ratio: float) -> float:
+        return LABEL + PLOT * math.log(min(ratio, high) / low) / math.log(high / low)
+
+    for name, shapes in found.items():
+        parts.append(_text(8, y + 12, name, weight="bold"))
+        y += ROW
+        for shape, mine in shapes.items():
+            parts.append(_text(LABEL - 6, y + 12, "x".join(map(str, shape)), anchor="end"))
+            parts.append(f"<path d='M{LABEL} {y + 9}H{LABEL + PLOT}' stroke='{PALE}'/>")
+            parts += [_point(across(row["ratio"]), y + 9, colours[row["baseline"]], row) for row in mine]
+            parts.append(_text(LABEL + PLOT + 8, y + 12, f"{min(row['ratio'] for row in mine):.2f}"))
+            y += ROW
+    ticks = [tick for tick in TICKS if low <= tick <= high]
+    lines = [f"<path d='M{across(x):.1f} {TOP}V{y}' stroke='{INK if x == 1.0 else PALE}'/>" for x in ticks]
+    parts += [_text(across(tick), y + 14, f"{tick:g}", anchor="middle") for tick in ticks]
+    title = f"Its time over ours on {_name(machine)} (figure: against the fastest)"
+    return _svg(LABEL + PLOT + RIGHT, y + 24, title, [*lines, *_key(colours), *parts])
+
+
+def _point(x: float, y: float, colour: str, row: Record) -> str:
+    words = escape(f"{row['baseline']} {row['ratio']:.3f}")
+    return f"<circle cx='{x:.1f}' cy='{y}' r='4' fill='{colour}'><title>{words}</title></circle>"
+
+
+def _key(colours: Mapping[str, str]) -> list[str]:
+    """Which colour is what, above the plot."""
+    parts, x = [], LABEL
+    for name, colour in colours.items():
+        parts += [f"<circle cx='{x}' cy='{TOP - 9}' r='4' fill='{colour}'/>", _text(x + 8, TOP - 5, name)]
+        x += 30 + 8 * len(name)
+    return parts
 
 
 def roofline(machine: Record, records: Iterable[Record]) -> str:

@@ -339,7 +339,7 @@ def test_result_files_begin_with_the_machine(tmp_path):
 
 
 @pytest.mark.parametrize("rows", [ROWS, [], [{**ROWS[0], "tflops": None}]])
-@pytest.mark.parametrize("picture", [pictures.ladder, pictures.roofline])
+@pytest.mark.parametrize("picture", [pictures.ladder, pictures.roofline, pictures.ratios])
 def test_pictures_are_wellformed_and_show_every_rung(picture, rows):
     drawn = picture(HOST, rows)
     root = ElementTree.fromstring(drawn)
