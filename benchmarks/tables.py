@@ -1,0 +1,202 @@
+"""`python -m benchmarks.tables`: the README's figures and all pictures, from the kept results and nothing else.
+
+It rewrites what stands between the marks `results` in README.md, `benchmarks/results/README.md` (every shape of the op,
+the losses as well), and the SVG pictures beside the result files. A test compares them with what this gives.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from tensorladder.draw.benchmarks import pictures
+from tensorladder.measure import bench, suites
+
+Record = bench.Record
+Kept = Mapping[str, tuple[Record, list[Record]]]
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
+OP = ("llm", "square", "fused", "epilogues", "fp8")  # suites that time the op, as they are shown
+SIDES = (4096, 8192)
+HOST = " (h)"  # a time in which the GPU waited for the host
+LEAST = 100.0  # TFLOPS from which a rung is in the short table
+
+
+def read(folder: Path = RESULTS) -> dict[str, tuple[Record, list[Record]]]:
+    """Results taken on a GPU by the stem of their file: the machine and the records."""
+    found = {}
+    for path in sorted(folder.glob("*.jsonl")):
+        host, records = bench.read(path)
+        if host.get("on") == "gpu":
+            found[path.stem] = host, records
+    return found
+
+
+def of(kept: Kept, suite: str) -> dict[str, tuple[Record, list[Record]]]:
+    """A suite's results, by stem: one for each GPU."""
+    return {stem: one for stem, one in kept.items() if one[0]["suite"] == suite}
+
+
+# --------------------------------------------------------------------------------------------------------- the ladder
+
+
+def ladder(stem: str, host: Record, records: Sequence[Record], published: Sequence[Record]) -> Iterator[str]:
+    """Rungs with tensor cores at both sizes: TFLOPS, over cuBLAS, the published kernel's TFLOPS, the tensor pipe."""
+    by_rung: dict[str, dict[int, Record]] = {}
+    for record in records:
+        if record["ok"] and record["dtype"] == "fp16":
+            by_rung.setdefault(record["rung"], {}).setdefault(record["shape"][0], record)
+    theirs = {(one["rung"], one["shape"][0]): one for one in published}
+    shown = [rung for rung, by_side in by_rung.items() if max(r["tflops"] for r in by_side.values()) >= LEAST]
+    yield f"The ladder, fp16 ({_machine(host)}; [picture]({stem}.svg), [all rungs]({stem}.jsonl)):"
+    yield ""
+    heads = [f"{side}: TFLOPS | over cuBLAS | tensor pipe | published" for side in SIDES]
+    yield f"| rung | {' | '.join(heads)} |"
+    yield "|---" * (1 + 4 * len(SIDES)) + "|"
+    for rung in sorted(shown):
+        cells = [cell for side in SIDES for cell in _rung_cells(by_rung[rung].get(side), theirs.get((rung, side)))]
+        yield f"| {rung} | {' | '.join(cells)} |"
+    yield ""
+    absent = ", ".join(host.get("not_measured", []))
+    yield "Published: the kernel of the same step in learn-cutedsl, in turns with ours in a run of its own." + (
+        f" Not measured: {absent}, whose code this GPU does not run." if absent else ""
+    )
+
+
+def _rung_cells(record: Record | None, published: Record | None) -> list[str]:
+    theirs = ""
+    if published is not None:
+        theirs = f"{published['baseline_tflops']:.0f}" + ("" if published["baseline_ok"] else ", wrong result")
+    if record is None:
+        return ["", "", "", theirs]
+    share = f"{record['tensor_pipe']:.0f} %" if "tensor_pipe" in record else ""
+    return [f"{record['tflops']:.0f}", f"{record['ratio']:.2f}" if record["ratio"] else "", share, theirs]
+
+
+def _machine(host: Record) -> str:
+    power = f" at {host['power_limit_w']:.0f} W" if host.get("power_limit_w") else ""
+    quack = f", QuACK {host['quack']}" if host.get("quack") else ""
+    return f"{host['gpu']}{power}, cuBLAS {host['cublas']}, torch {host['torch']}{quack}, {host['when'][:10]}"
+
+
+# ------------------------------------------------------------------------------------------------------------- the op
+
+
+def means(kept: Kept) -> Iterator[str]:
+    """A line a call of the op, suite and baseline: geometric mean of the ratios, extremes, losses."""
+    yield "Ratios of the baseline's time to ours, above 1 where ours is faster:"
+    yield ""
+    yield "| suite | call | against | shapes | geometric mean | worst | best | slower |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for name in OP:
+        for stem, (_, records) in of(kept, name).items():
+            for mean in bench.geometric_means(records):
+                yield (
+                    f"| [{name}]({stem}.svg) | {mean['rung']} | {mean['baseline']} | {mean['shapes']} | "
+                    f"**{mean['geometric_mean']:.3f}** | {mean['worst']:.2f} | {mean['best']:.2f} | {mean['losses']} |"
+                )
+
+
+def shapes(suite: str, host: Record, records: Sequence[Record]) -> Iterator[str]:
+    """Every shape of a suite: our time and kernel, and the ratio to each baseline."""
+    baselines = list(dict.fromkeys(record["baseline"] for record in records if record["baseline"]))
+    rows: dict[tuple[str, tuple[int, ...]], dict[str, Record]] = {}
+    for record in records:
+        rows.setdefault((record["rung"], tuple(record["shape"])), {})[record["baseline"] or ""] = record
+    yield f"## {suite}"
+    yield ""
+    yield f"{suites.SUITES[suite].summary[0].upper()}{suites.SUITES[suite].summary[1:]}. {_machine(host)}."
+    yield ""
+    yield f"| call | M, N, K | what it is | kernel | us | TFLOPS | {' | '.join(f'over {name}' for name in baselines)} |"
+    yield "|---" * (6 + len(baselines)) + "|"
+    for (rung, shape), found in rows.items():
+        first = next(iter(found.values()))
+        what = suites.SUITES[suite].shapes.get((shape[0], shape[1], shape[2]), "")
+        extents = ", ".join(map(str, shape))
+        kernel = first.get("kernel", "")
+        if not first["ok"]:
+            yield f"| {rung} | {extents} | {what} | {kernel} | wrong | {' | '.join([''] * (1 + len(baselines)))} |"
+            continue
+        ratios = [_ratio(found.get(name)) for name in baselines]
+        waits = HOST if first.get("host_bound") else ""
+        times = f"{first['median_us']:.1f}{waits} | {first['tflops']:.0f}"
+        yield f"| {rung} | {extents} | {what} | {kernel} | {times} | {' | '.join(ratios)} |"
+    if any(record.get("host_bound") or record.get("baseline_host_bound") for record in records):
+        yield ""
+        yield f"{HOST.strip()}: the GPU waited for the host in some rounds."
+
+
+def _ratio(record: Record | None) -> str:
+    if record is None or not record["ratio"]:
+        return ""
+    return f"{record['ratio']:.3f}{HOST if record.get('baseline_host_bound') else ''}"
+
+
+# ------------------------------------------------------------------------------------------------------------ writing
+
+
+def summary(kept: Kept) -> str:
+    """What the README shows."""
+    lines = []
+    for stem, (host, records) in of(kept, "ladder").items():
+        gpu = stem.removeprefix("ladder")
+        lines += [*ladder(stem, host, records, kept.get(f"published{gpu}", ({}, []))[1]), ""]
+    lines += [*means(kept), "", *sanitizer(kept)]
+    return "\n".join(lines).strip()
+
+
+def sanitizer(kept: Kept) -> Iterator[str]:
+    """What compute-sanitizer found, in a sentence a GPU."""
+    for host, records in of(kept, "sanitizer").values():
+        bad = [record for record in records if not record["ok"]]
+        targets, tools = (list(dict.fromkeys(record[key] for record in records)) for key in ("rung", "tool"))
+        found = "no finding" if not bad else "; ".join(f"{r['rung']}, {r['tool']}: {r['message']}" for r in bad)
+        yield f"compute-sanitizer on {host['gpu']} ({', '.join(tools)}; {len(targets)} rungs and calls): {found}."
+
+
+def details(kept: Kept) -> str:
+    """`benchmarks/results/README.md`."""
+    lines = [
+        "# Results", "",
+        "Written by `python -m benchmarks.tables` from the files here, each of them kept by `tensorladder bench`.", "",
+    ]  # fmt: skip
+    for name in OP:
+        for host, records in of(kept, name).values():
+            lines += [*shapes(name, host, records), ""]
+    return "\n".join(lines).strip() + "\n"
+
+
+def linked(text: str) -> str:
+    """The summary as the top-level README has it: its links lead into the folder of the results."""
+    return text.replace("](", "](benchmarks/results/")
+
+
+def outputs(kept: Kept, readme: str) -> dict[Path, str]:
+    """Every file that is made, with its text. readme: the present README.md."""
+    head, rest = readme.split(BEGIN)
+    _, tail = rest.split(END)
+    made = {
+        ROOT / "README.md": f"{head}{BEGIN}\n{linked(summary(kept))}\n{END}{tail}",
+        RESULTS / "README.md": details(kept),
+    }
+    for stem, (host, records) in kept.items():
+        if host["suite"] in suites.SUITES:
+            for suffix, drawn in pictures(host, records).items():
+                made[RESULTS / f"{stem}{suffix}.svg"] = drawn
+    return made
+
+
+def main() -> int:
+    """Write all of them; the exit status."""
+    for path, text in outputs(read(), (ROOT / "README.md").read_text(encoding="utf-8")).items():
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+            print(path.relative_to(ROOT))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
