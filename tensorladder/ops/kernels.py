@@ -2,7 +2,7 @@
 
 A kernel and its knobs by name (`Choice`) say what to run where the DSL is not installed too: packs are looked up by
 them. `config` and `build` import the rung, and with it the DSL. A new kernel is a line in `KERNELS` and a model in
-`choose.MODELS`.
+`models.MODELS`.
 """
 
 from __future__ import annotations

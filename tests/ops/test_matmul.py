@@ -141,7 +141,7 @@ def test_one_graph():
 @pytest.mark.parametrize("m", [1, 130])
 def test_the_host_code_takes_what_a_gpu_call_hands_it(m):
     """Without a GPU: the launch that the compiled host part makes of the tensors' addresses, pitches and extents."""
-    from tensorladder.ops import execute
+    from tensorladder.ops import execute, kernels
     from tensorladder.ops.plan import Array, plan
 
     a, b, bias, out = normal(m, 72), normal(264, 72).t(), normal(264), normal(m, 264)
@@ -149,8 +149,9 @@ def test_the_host_code_takes_what_a_gpu_call_hands_it(m):
     planned = plan(*seen[:2], bias=seen[2], activation="gelu")
     config = execute.config_for(planned, 132)
     tensors = {"a": a, "b": b, "out": out, "residual": None, "bias": bias}
-    views = execute.views(planned, tensors, torch.ones(2), flat=True)
-    assert views[0].strides == (72, 1)
+    views = execute.views(planned, tensors, torch.ones(2), kernels.of(config).flat)
+    assert views[0].strides[:2] == (72, 1)
     (launch,) = execute.program(planned.form, config).launches(*views)
-    rows, cols, _ = config.tile
-    assert launch.grid == (min(132, -(-m // rows) * -(-264 // cols)), 1, 1)
+    rows, cols = config.tile[0] * config.cluster_m, config.tile[1] * config.cluster_n
+    ctas = config.cluster_m * config.cluster_n
+    assert launch.grid == (min(132 // ctas, -(-m // rows) * -(-264 // cols)) * ctas, 1, 1)
