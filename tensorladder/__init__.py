@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from tensorladder.ops import Linear, matmul, swiglu
+    from tensorladder.ops import Linear, grouped_matmul, matmul, swiglu
 
-__all__ = ["__version__", "Linear", "matmul", "swiglu"]
+__all__ = ["__version__", "Linear", "grouped_matmul", "matmul", "swiglu"]
 
 
 def __getattr__(name: str) -> Any:

@@ -4,11 +4,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tensorladder.ops.grouped import grouped_matmul
     from tensorladder.ops.linear import Linear
     from tensorladder.ops.product import matmul, swiglu
 
-MODULES = {"matmul": "product", "swiglu": "product", "Linear": "linear"}
-__all__ = ["Linear", "matmul", "swiglu"]
+MODULES = {"matmul": "product", "swiglu": "product", "Linear": "linear", "grouped_matmul": "grouped"}
+__all__ = ["Linear", "grouped_matmul", "matmul", "swiglu"]
 
 
 def __getattr__(name: str) -> Any:

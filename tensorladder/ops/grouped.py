@@ -1,0 +1,241 @@
+"""`grouped_matmul` for PyTorch: products of groups in one kernel, differentiable, whole for torch.compile.
+
+The semantics are those of torch.nn.functional.grouped_mm, but for what it leaves open: rows of the result that are in
+no group hold what memory held there in torch (its result is `empty`), and 0 here.
+"""
+
+# No `from __future__ import annotations`: torch reads the operators' schemas from the annotations.
+# ruff: noqa: UP045
+import functools
+from typing import Any, Optional
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tensorladder.core.dlpack import View
+from tensorladder.core.errors import MissingExtra, UsageError
+from tensorladder.core.program import Program
+from tensorladder.ops import execute, on_virtual
+from tensorladder.ops.grouped_plan import GroupedPlan, plan, tile
+from tensorladder.ops.inputs import TYPES, array, maybe, name_of, tensor
+from tensorladder.ops.operator import SLOPES, VALUES
+from tensorladder.ops.product import matmul
+from tensorladder.problems import DTYPES
+
+
+def grouped_matmul(
+    a: Tensor,
+    b: Tensor,
+    offs: Tensor | None = None,
+    *,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    out_dtype: torch.dtype | None = None,
+    config: Any = None,
+) -> Tensor:
+    """act(a_g @ b_g + bias_g) for each group g, summed in float32 and rounded once.
+
+    offs: (G,) int32 on the tensors' device, where each group ends along the extent T that is cut into groups; the first
+    begins at 0. It is read by the kernel alone: no call waits for it, and a graph may capture one. Groups may be empty
+    and of any size. Ends must not fall; what lies past the last one is of no group.
+
+    - a (T, K) by b (G, K, N): groups of rows. (T, N), zero past the last end. What a mixture of experts does.
+    - a (M, T) by b (T, N): groups of the sum. (G, M, N), zero for an empty group. The gradient of that b.
+    - a (G, M, K) by b (K, T): groups of columns. (M, T), with M contiguous.
+    - a (G, M, K) by b (G, K, N): a batch, with no offs. As `matmul` does it.
+
+    a, b: fp16 or bf16, either extent contiguous, the other strides multiples of 8, addresses of 16 bytes. The last
+    extent of what the kernel stores (N; M for groups of columns) is a multiple of 8. bias: (N,), or (G, N) with a row a
+    group; not for groups of columns. activation: None, "relu", "gelu" (by erf) or "silu". out_dtype: a's where it is
+    not given. config: the kernel's knobs (`rungs.hopper.c9_grouped`). Devices, gradients and errors: as `matmul`.
+    """
+    a, b, offs, bias = (tensor(name, one) for name, one in (("a", a), ("b", b), ("offs", offs), ("bias", bias)))
+    for name, one in (("a", a), ("b", b)):
+        if one is None or one.dim() not in (2, 3):
+            given = "None" if one is None else f"shape {tuple(one.shape)}"
+            raise UsageError(f"{name}: {given}: it takes 2 extents, or 3 with the groups first")
+    if a.dim() == b.dim() == 3:
+        if offs is not None:
+            raise UsageError("offs: a and b have 3 extents, nothing is ragged: leave it out")
+        return matmul(a, b, bias=bias, activation=activation, out_dtype=out_dtype)
+    if offs is None:
+        raise UsageError("offs: None: it says where each group ends, int32 (G,)")
+    if a.dim() == 3:
+        if bias is not None:
+            raise UsageError("bias: columns of the result are ragged, a group has none of its own: add it afterwards")
+        try:
+            return grouped_matmul(b.mT, a.mT, offs, activation=activation, out_dtype=out_dtype, config=config).mT
+        except UsageError as error:
+            raise UsageError(f"groups of columns are rows of the transpose, a = b.mT by b = a.mT: {error}") from error
+    if config is None:
+        return operator(a, b, offs, bias, activation or "none", out_dtype)
+    if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in (a, b, bias)):
+        raise UsageError("config: has no gradients: leave it out, or call under torch.no_grad()")
+    return compute(a, b, offs, bias, activation or "none", out_dtype, config)
+
+
+def compute(
+    a: Tensor, b: Tensor, offs: Tensor, bias: Tensor | None, activation: str, out_dtype: torch.dtype | None,
+    config: Any = None,
+) -> Tensor:
+    """Plan, check and run a product of groups of rows or of K; without gradients."""
+    planned = plan(
+        array("a", a), array("b", b), array("offs", offs), bias=maybe("bias", bias), activation=activation,
+        out_dtype=None if out_dtype is None else name_of(out_dtype),
+    )  # fmt: skip
+    out = torch.empty(planned.shape, dtype=TYPES[planned.form.out], device=a.device)
+    if planned.operands:
+        _run(planned, {"a": a, "b": b, "out": out, "bias": bias, "offs": offs}, config)
+        return out
+    return _without_product(planned, out, offs, bias)
+
+
+def _without_product(planned: GroupedPlan, out: Tensor, offs: Tensor, bias: Tensor | None) -> Tensor:
+    """The result where an extent is 0: what is in a group is act(bias)."""
+    out.zero_()
+    if bias is None or not out.numel():
+        return out
+    finished = VALUES[planned.form.activation](bias.float()).expand(planned.groups, planned.n)
+    if planned.ragged == "k":
+        return out.copy_(finished[:, None, :])
+    rows = torch.arange(planned.m, device=offs.device, dtype=offs.dtype)
+    group = torch.searchsorted(offs, rows, right=True)
+    inside = (group < planned.groups)[:, None]
+    return out.copy_(torch.where(inside, finished[group.clamp(max=planned.groups - 1)], 0))
+
+
+def _run(planned: GroupedPlan, tensors: dict[str, Tensor | None], config: Any) -> None:
+    given = {name: one for name, one in tensors.items() if one is not None}
+    if len({one.device for one in given.values()}) > 1:
+        places = ", ".join(f"{name} on {one.device}" for name, one in given.items())
+        raise UsageError(f"all tensors must lie on one device: {places}")
+    device, policy = given["a"].device, execute.virtual()
+    if policy is not None and device.type == "cpu":
+        _on_virtual(planned, given, config, policy)
+    elif device.type == "cuda":
+        _on_gpu(planned, given, config)
+    elif torch.cuda.is_available():
+        raise UsageError(f"a: lies on {device}: move it to the GPU, or set TENSORLADDER_DEVICE=vgpu")
+    else:
+        raise UsageError("there is no GPU here: TENSORLADDER_DEVICE=vgpu runs small products on the virtual one")
+
+
+@functools.lru_cache(maxsize=256)
+def program(form: Any, ragged: str, config: Any) -> Program:
+    """The compiled kernel of a form, for all extents. MissingExtra without the DSL."""
+    return _rung().build(execute.ARCH, form, config, ragged)
+
+
+@functools.lru_cache(maxsize=4096)
+def config_for(planned: GroupedPlan, sm_count: int) -> Any:
+    """The kernel's knobs for a product. MissingExtra without the DSL."""
+    shape, warpgroups, stages, c_stages = tile(planned)
+    return _rung().GroupedGemmConfig(shape, warpgroups, stages, c_stages, sm_count=sm_count)
+
+
+def _rung() -> Any:
+    try:
+        from tensorladder.rungs.hopper import c9_grouped
+    except ModuleNotFoundError as error:
+        raise MissingExtra("nvidia-cutlass-dsl (compiles the kernel)", "climb") from error
+    return c9_grouped
+
+
+def _on_gpu(planned: GroupedPlan, given: dict[str, Tensor], config: Any) -> None:
+    """On torch's current stream."""
+    from tensorladder.silicon import driver
+
+    index = given["a"].device.index
+    have, sms = execute._properties(index)
+    if have != execute.CAPABILITY:
+        raise UsageError(f"the GPU here is sm_{have[0]}{have[1]}: grouped_matmul is for sm_90 so far")
+    with torch.cuda.device(index):
+        stream = driver.Stream(torch.cuda.current_stream().cuda_stream)
+        compiled = program(planned.form, planned.ragged, config or config_for(planned, sms))
+        compiled(stream, *views(planned, given))
+        stream.submit()
+
+
+def views(planned: GroupedPlan, given: dict[str, Tensor]) -> list[View | None]:
+    """The kernel's arguments: tensors as what it sees."""
+    where = (execute.CUDA, given["a"].device.index or 0)
+    made: list[View | None] = []
+    for name, operand in planned.operands:
+        one = given.get(name)
+        if operand is None or one is None:
+            made.append(None)
+        else:
+            dtype = str(one.dtype).removeprefix("torch.")
+            made.append(View(one.data_ptr(), operand.shape, operand.strides, dtype, where, one))
+    return made
+
+
+def _on_virtual(planned: GroupedPlan, given: dict[str, Tensor], config: Any, policy: str) -> None:
+    """CPU tensors, copied to the virtual GPU's memory as they lie in ours."""
+    try:
+        from tensorladder.vgpu import Device
+    except ModuleNotFoundError as error:
+        raise MissingExtra(f"{error.name} (the virtual GPU's engine)", "climb") from error
+    device = Device(arch=execute.ARCH, policy=policy)
+    arrays: dict[str, np.ndarray | None] = {}
+    for name, operand in planned.operands:
+        arrays[name] = None
+        if operand is not None:
+            memory = device.memory.empty(name, (operand.elements,), DTYPES[operand.dtype].numpy)
+            arrays[name] = on_virtual.strided(memory, operand)
+            if name != "out":
+                arrays[name][...] = on_virtual.seen(given[name], operand)
+    stream = device.stream()
+    compiled = program(planned.form, planned.ragged, config or config_for(planned, on_virtual.SMS))
+    compiled(stream, *arrays.values())
+    stream.synchronize()
+    stored = dict(planned.operands)["out"]
+    assert stored is not None
+    on_virtual.seen(given["out"], stored)[...] = arrays["out"]
+
+
+@torch.library.custom_op("tensorladder::grouped_matmul", mutates_args=())
+def operator(
+    a: Tensor, b: Tensor, offs: Tensor, bias: Optional[Tensor], activation: str, out_dtype: Optional[torch.dtype]
+) -> Tensor:
+    """`compute` as an operator: traced and differentiated by torch."""
+    return compute(a, b, offs, bias, activation, out_dtype)
+
+
+@operator.register_fake
+def _fake(a, b, offs, bias, activation, out_dtype):  # type: ignore[no-untyped-def]
+    shape = (a.shape[0], b.shape[-1]) if b.dim() == 3 else (offs.shape[0], a.shape[0], b.shape[-1])
+    return a.new_empty(shape, dtype=out_dtype or a.dtype)
+
+
+def _save(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    a, b, offs, bias, ctx.activation, _ = inputs
+    ctx.save_for_backward(a, b, offs, bias)
+
+
+def _backward(ctx, grad):  # type: ignore[no-untyped-def]
+    """Through the activation at the sum before it, which is computed again; then a product an operand."""
+    a, b, offs, bias = ctx.saved_tensors
+    if ctx.activation != "none":
+        sums = operator(a, b, offs, bias, "none", torch.float32)
+        grad = grad.float() * SLOPES[ctx.activation](sums)
+    at = grad.to(a.dtype).contiguous()
+    wants_a, wants_b, _, wants_bias, *_ = ctx.needs_input_grad
+    grad_a = grouped_matmul(at, b.mT, offs) if wants_a else None
+    grad_b = grouped_matmul(a.mT, at, offs) if wants_b else None
+    return grad_a, grad_b, None, _bias_gradient(at, offs, bias) if wants_bias else None, None, None
+
+
+def _bias_gradient(at: Tensor, offs: Tensor, bias: Tensor) -> Tensor:
+    """Sums over each group's rows: a product with ones, as no call may wait for where groups end."""
+    if at.dim() == 2:
+        at = grouped_matmul(at.new_ones(1, at.shape[0]), at, offs, out_dtype=torch.float32)
+    return at.sum(1, dtype=torch.float32).sum_to_size(*_rows(bias)).reshape(bias.shape).to(bias.dtype)
+
+
+def _rows(bias: Tensor) -> tuple[int, int]:
+    return (bias.shape[0] if bias.dim() == 2 else 1), bias.shape[-1]
+
+
+operator.register_autograd(_backward, setup_context=_save)
