@@ -82,7 +82,7 @@ def _c7_fits(knobs: dict[str, Any], form: Form) -> bool:
 
 MULTIPLY = 1.371  # times the clocks of the tensor cores' peak
 STEP = 97  # clocks a K step besides
-L2_BYTES_A_CLOCK = 99.7  # that arrive at an SM, at most
+L2_BYTES_A_CLOCK = 99.7, 7500.0  # that arrive at an SM, and at all of them together, at most
 SPLIT_ROWS = 1.915  # times as long where rows do not begin at multiples of 128 bytes: each then lies in two lines
 CLUSTER = 666  # clocks until the CTAs of a cluster have met
 LAUNCH = 3.67  # microseconds until the first operands have come, and for the last tile's epilogue
@@ -98,7 +98,9 @@ def _c7_us(knobs: dict[str, Any], product: Product, sm_count: int) -> float:
     size = bytes_of(form.dtype)
     steps = ceil(k * size / ROW)
     loads = ROW * (rows / cn * _lines(form.a_major, m, k, size) + cols / cm * _lines(form.b_major, n, k, size))
-    step = max(MULTIPLY * rows * cols / 32 + STEP, loads / L2_BYTES_A_CLOCK)
+    one, all_of_them = L2_BYTES_A_CLOCK
+    ctas = min(clusters, sm_count // (cm * cn)) * cm * cn
+    step = max(MULTIPLY * rows * cols / 32 + STEP, loads / one, loads * ctas / all_of_them)
     compute = (waves * steps * step + CLUSTER * (cm * cn > 1)) / CLOCKS_A_US
     return LAUNCH + max(compute, traffic(product) / BYTES_A_US)
 

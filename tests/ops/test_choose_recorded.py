@@ -1,0 +1,76 @@
+"""The choice against times on an H200: every candidate on every shape, bf16, both operands with K contiguous.
+
+data/silicon/choice_h200.jsonl: facts; a line a candidate; then a line a shape (m, n, k, l), with microseconds of
+torch.mm and of the candidates in their order (0: not measured, such as tiles of 128 rows for 1 row), medians of
+interleaved batches of launches on inputs that rotate through twice the L2.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tensorladder.ops.choose import rank
+from tensorladder.ops.kernels import Choice, choice
+from tensorladder.ops.models import MODELS
+from tensorladder.rungs.parts.form import Form
+
+RECORDED = Path(__file__).parents[1] / "data/silicon/choice_h200.jsonl"
+PLAIN = Form("bf16", "bf16")
+WITHIN = 1.10  # of the fastest candidate's time
+#: shapes whose choice is not, and what it takes of that time instead: the model's known errors
+EXCEPTIONS: dict[tuple[int, int, int], float] = {
+    (2665, 320, 13888): 1.30,
+    (1, 6144, 4096): 1.18,
+    (408, 7416, 3576): 1.11,
+    (6635, 840, 192): 1.11,
+}
+
+
+@cache
+def recorded() -> dict[tuple[int, int, int, int], dict[Choice, float]]:
+    """Microseconds by shape and candidate."""
+    lines = [json.loads(line) for line in RECORDED.read_text().splitlines()]
+    made = [
+        choice(one["kernel"], **{knob: tuple(v) if isinstance(v, list) else v for knob, v in one["knobs"].items()})
+        for one in lines
+        if "kernel" in one
+    ]
+    return {
+        tuple(one["shape"]): {candidate: us for candidate, us in zip(made, one["us"]) if us}
+        for one in lines
+        if "shape" in one
+    }
+
+
+def ratio(shape) -> float:
+    """What the choice takes, of what the fastest takes. A choice that was not measured is no choice."""
+    times = recorded()[shape]
+    found = next(one for one in rank(*shape, PLAIN, 132) if one in times)
+    return times[found] / min(times.values())
+
+
+def test_every_candidate_was_measured():
+    known = {one for times in recorded().values() for one in times}
+    assert known == {one for model in MODELS.values() for one in model.candidates}, "record the times again"
+    assert len(recorded()) >= 80
+
+
+@pytest.mark.parametrize("shape", recorded(), ids=lambda shape: "x".join(map(str, shape[:3])))
+def test_the_untuned_choice_is_near_the_best(shape):
+    assert ratio(shape) <= EXCEPTIONS.get(shape[:3], WITHIN)
+
+
+def test_exceptions_are_none_too_many():
+    assert all(ratio((*shape, 1)) > WITHIN for shape in EXCEPTIONS)
+    assert len(EXCEPTIONS) <= 0.05 * len(recorded())
+
+
+def test_on_the_whole():
+    """Of the best time, geometric mean."""
+    ratios = [ratio(shape) for shape in recorded()]
+    assert math.exp(sum(map(math.log, ratios)) / len(ratios)) < 1.025
