@@ -63,7 +63,8 @@ def test_contenders_are_the_models_first_and_one_of_every_kernel():
     tune.tune(key(), timer)
     (asked,) = timer.asked
     assert asked[: tune.MOST] == rank(*PRODUCT, 132)[: tune.MOST] and len(asked) <= 12
-    assert {one.kernel for one in asked} == {name for name in MODELS if KERNELS[name].takes(PRODUCT)}
+    here = {name for name in MODELS if "sm_90a" in KERNELS[name].archs and KERNELS[name].takes(PRODUCT)}
+    assert {one.kernel for one in asked} == here
 
 
 def test_without_a_measurement_there_is_no_winner():
