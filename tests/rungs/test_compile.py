@@ -79,6 +79,8 @@ FEATURES = {
                       r"fence\.proxy\.async\.shared::cta", r"cp\.async\.bulk\.wait_group\.read"],
     "d4-block-scaled": [*TCGEN05, r"tcgen05\.mma\.cta_group::2\.kind::mxf(8f6f4|4nvf4)\.block_scale",
                         r"tcgen05\.cp\.cta_group::2\.32x128b\.warpx4"],
+    "d5-epilogue": [*TCGEN05, r"tcgen05\.mma\.cta_group::2\.kind::f16", r"tcgen05\.ld\.sync\.aligned\.32x32b\.x32",
+                    r"cp\.async\.bulk\.tensor\.2d\.global\.shared::cta", "fma.rn.f32"],
     "v1-one-tile": ["tcgen05.alloc", "tcgen05.mma.cta_group::1.kind::f16", "tcgen05.commit", "tcgen05.wait::ld",
                     "tcgen05.ld.sync.aligned.32x32b.x128", "tcgen05.dealloc", "fence.proxy.async.shared::cta",
                     "st.global.v4"],

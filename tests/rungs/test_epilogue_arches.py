@@ -17,6 +17,7 @@ pytest.importorskip("ml_dtypes")
 pytest.importorskip("llvmlite")
 
 from tensorladder.rungs.ampere import b9_epilogue as b9
+from tensorladder.rungs.blackwell import d5_epilogue as d5
 from tensorladder.rungs.parts.form import Form
 from tensorladder.vgpu import Device
 
@@ -95,9 +96,9 @@ def run(build, config, arch, form, shape, policy, factors=FACTORS, pad=3, align=
     m, n, k, batches = shape
     device = Device(arch=arch, policy=policy)
     given = {
-        "A": array(device, "A", (m, k, batches), form.dtype, form.a_major, align=8),
-        "B": array(device, "B", (n, k, batches), form.dtype, form.b_major, align=8),
-        "U": array(device, "U", (n, k, batches), form.dtype, form.b_major, align=8) if form.gated else None,
+        "A": array(device, "A", (m, k, batches), form.dtype, form.a_major, align=16),
+        "B": array(device, "B", (n, k, batches), form.dtype, form.b_major, align=16),
+        "U": array(device, "U", (n, k, batches), form.dtype, form.b_major, align=16) if form.gated else None,
         "C": array(device, "C", (m, n, batches), form.out, pad=pad, align=align),
         "R": array(device, "R", (m, n, batches), form.residual, pad=pad, align=align) if form.residual else None,
         "bias": array(device, "V", (n,), form.bias) if form.bias else None,
@@ -128,3 +129,24 @@ def run(build, config, arch, form, shape, policy, factors=FACTORS, pad=3, align=
 )
 def test_forms_of_warp_mma(form, shape, policy):
     run(b9.build, SMALL, "sm_80", form, shape, policy)
+
+
+PAIRS = d5.PairEpilogueGemmConfig(tile=(256, 128, 64), stages=2, buffers=2, sm_count=4)
+PAIR_FORMS = [
+    (Form("fp16", "fp32"), (300, 268, 136, 1)),
+    (Form("bf16", "bf16", "fp32", a_major="mn", b_major="mn", activation="relu"), (69, 136, 45, 2)),
+    (Form("e4m3", "bf16", "bf16", "fp32", scaled=True, activation="gelu"), (258, 160, 144, 1)),
+    (Form("bf16", "bf16", "bf16", b_major="mn", activation="silu", scaled=True, gated=True), (66, 104, 50, 2)),
+    (Form("fp16", "bf16", "fp16", bias="fp16", activation="silu", c_tma=False), (130, 67, 70, 3)),
+    (Form("fp16", "fp16"), (1, 8, 1, 1)),
+]
+
+
+@pytest.mark.parametrize(
+    ("form", "shape", "policy"),
+    [(form, shape, policy) for (form, shape), policy in itertools.product(PAIR_FORMS, ("eager", "lazy", "random:1"))],
+    ids=str,
+)
+def test_forms_of_pairs(form, shape, policy):
+    pad = {"pad": 8, "align": 8} if form.c_tma else {}
+    run(d5.build, PAIRS, "sm_100a", form, shape, policy, **pad)

@@ -10,6 +10,7 @@ import re
 
 import pytest
 
+from tensorladder.rungs.parts.form import Form
 from tensorladder.rungs.rung import catalog, find, load
 from tensorladder.silicon.disassemble import find_nvdisasm, sass
 
@@ -30,6 +31,7 @@ CLAIMS = {
     "d3-two-cta": [*TWO, r"LDTM\.x32"],
     "d4-persistent": [*PAIR, r"LDTM\.x64", r"UTMASTG\.2D", r"STS\.128"],
     "d4-block-scaled": [*ALLOC, r"UTCQMMA\.2CTA", r"UTCCP", r"UTCBAR\.2CTA", r"UTMALDG\.3D\.2CTA", r"UTMASTG\.2D"],
+    "d5-epilogue": [*PAIR, r"LDTM\.x32", r"UTMASTG\.2D", r"STS\.128", r"LDG\.E\.128"],
     "v1-one-tile": [*MMA, r"LDTM\.x128", r"STS\.128", r"\bSTG\.E\.128"],
     "v2-k-loop": [*MMA, r"LDTM\.x128", r"STS\.128", r"\bSTG\.E\.128"],
     "v3-grid": [*MMA, r"LDTM\.x128", r"STS\.128", r"\bSTG\.E\.128"],
@@ -52,6 +54,34 @@ def test_machine_code_holds_what_the_rung_claims(info):
     assert not missing
     # A warp MMA or a spill to local memory would be another kernel than the docstring's.
     assert not re.search(r"\b(HMMA|LDL|STL)\b", text)
+
+
+@pytest.mark.parametrize(
+    ("form", "instruction"),
+    [
+        (Form("bf16", "bf16", "bf16", a_major="mn", b_major="mn", activation="gelu"), "UTCHMMA.2CTA"),
+        (Form("bf16", "fp32", activation="silu", gated=True), "UTCHMMA.2CTA"),
+        (Form("e5m2", "bf16", "bf16", "fp32", scaled=True), "UTCQMMA.2CTA"),
+    ],
+    ids=str,
+)
+def test_forms_for_blackwell_are_tcgen05_too(form, instruction):
+    rung = load(find("d5-epilogue"))
+    (module,) = rung.build("sm_100a", form, rung.RUNG.config()).modules
+    text = sass(module.cubin)
+    assert {instruction, "UTMALDG.3D.2CTA", "UTMASTG.3D"} <= set(re.findall(r"UT[CM]\S+", text))
+    assert not re.search(r"\b(HMMA|LDL|STL)\b", text)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_120a"])
+def test_forms_for_ampere_are_warp_mma_without_spills(arch):
+    rung = load(find("b9-epilogue"))
+    form = Form("bf16", "bf16", "bf16", a_major="mn", activation="silu", scaled=True, gated=True)
+    (module,) = rung.build(arch, form, rung.RUNG.config()).modules
+    text = sass(module.cubin)
+    wanted = [r"HMMA\.16816\.F32\.BF16", r"LDGSTS\.E\.BYPASS\S*128\S*ZFILL", r"LDSM\.16\.MT88\.4", r"STG\.E\.128"]
+    assert not [one for one in wanted if not re.search(one, text)]
+    assert not re.search(r"\b(LDL|STL)\b", text)
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,7 @@ Run:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import cutlass
 import cutlass.cute as cute
@@ -39,9 +38,10 @@ from tensorladder.core import arch as archs
 from tensorladder.core.program import Program
 from tensorladder.frontends.cutedsl import compile_program
 from tensorladder.rungs.parts import epilogue, rows
+from tensorladder.rungs.parts.arguments import arguments, matrix
 from tensorladder.rungs.parts.cpasync import copy_16_bytes
 from tensorladder.rungs.parts.form import Form
-from tensorladder.rungs.parts.tensors import ELEMENT_TYPES
+from tensorladder.rungs.parts.tensors import row_major
 from tensorladder.rungs.rung import Rung
 
 
@@ -202,13 +202,20 @@ class WarpEpilogueGemm:
             row, col = index // across, index % across
             c_row, c_col = m * bM + row, n * self.c_tile[1] + col * rows.COLUMNS
             if c_row < mC.shape[0] and c_col < mC.shape[1]:
+                whole, added = vectors and c_col + rows.COLUMNS <= mC.shape[1], None
+                # beta = 0 leaves R unread, as BLAS does: it may hold NaN.
+                if cutlass.const_expr(mR is not None):
+                    added = cute.make_rmem_tensor(cute.make_layout(rows.COLUMNS), mR.element_type)
+                    added.fill(0)
+                    if beta != 0.0:
+                        rows.read(added, mR[c_row, None], c_col, mC.shape[1], whole)
                 acc, up = self.staged(sC, row, col), None
                 if cutlass.const_expr(self.parts == 2):
                     up = self.staged(sC, row, col + across)
-                whole = vectors and c_col + rows.COLUMNS <= mC.shape[1]
-                rows.finish(
-                    acc, up, c_row, c_col, mC.shape[1], mR, mV, mP, mQ, alpha, beta, self.activation, whole
-                )
+                factor = alpha
+                if cutlass.const_expr(mP is not None):
+                    factor = alpha * mP[c_row]
+                rows.finish(acc, up, added, c_col, mC.shape[1], mV, mQ, factor, beta, self.activation, whole)
                 rows.write(mC[c_row, None], c_col, mC.shape[1], acc, whole)
 
     @cute.jit
@@ -310,42 +317,15 @@ class OneProduct(WarpEpilogueGemm):
         super().__call__(mA, mB, None, mC, mR, mV, mS, None, None)
 
 
-def matrix(dtype: str, extents: tuple[Any, ...], major: str = "k", aligned: bool = True) -> Any:
-    """(rows, columns) or (rows, columns, products). aligned: the base and all strides but one are of 16 bytes."""
-    element, step = ELEMENT_TYPES[dtype], VECTOR if aligned else 1
-    pitch, *apart = (cute.sym_int64(divisibility=step) for _ in extents[1:])
-    stride = (pitch, 1, *apart) if major == "k" else (1, pitch, *apart)
-    return cute.runtime.make_fake_tensor(element, extents, stride, assumed_align=step * element.width // 8)
-
-
-def vector(dtype: str, extent: Any, stride: Any = 1) -> Any:
-    """(extent,), aligned to an element."""
-    element = ELEMENT_TYPES[dtype]
-    return cute.runtime.make_fake_tensor(element, (extent,), (stride,), assumed_align=element.width // 8)
-
-
 def build(arch: str, form: Form, config: WarpEpilogueGemmConfig) -> Program:
     """The kernel of a form for any extents; it takes what `Form` says, A (M, K, L) first.
 
-    Pitches of A, B and U are multiples of 8 elements, their base addresses of 16 bytes; C and R are row-major with any
-    pitch and address. No extent is 0; the tiles of C are fewer than 2^31.
+    Pitches and base addresses of A, B and U are multiples of 16 bytes; C and R are row-major with any pitch and address
+    (`c_tma` says nothing here). No extent is 0; the tiles of C are fewer than 2^31.
     """
     check_config(config, arch, form)
-    m, n, k, batches = (cute.sym_int() for _ in range(4))
-    right, result = (n, k, batches), (m, n, batches)
-    return compile_program(
-        WarpEpilogueGemm(config, form),
-        matrix(form.dtype, (m, k, batches), form.a_major),
-        matrix(form.dtype, right, form.b_major),
-        matrix(form.dtype, right, form.b_major) if form.gated else None,
-        matrix(form.out, result, aligned=False),
-        matrix(form.residual, result, aligned=False) if form.residual else None,
-        vector(form.bias, n) if form.bias else None,
-        vector("fp32", 2),
-        vector("fp32", m, cute.sym_int64()) if form.scaled else None,
-        vector("fp32", n, cute.sym_int64()) if form.scaled else None,
-        arch=arch, name=RUNG.name,
-    )  # fmt: skip
+    given = arguments(replace(form, c_tma=False))
+    return compile_program(WarpEpilogueGemm(config, form), *given, arch=arch, name=RUNG.name)
 
 
 def compile(arch: str, shape: tuple[int, ...], dtype: str, config: WarpEpilogueGemmConfig | None = None) -> Program:
@@ -356,8 +336,8 @@ def compile(arch: str, shape: tuple[int, ...], dtype: str, config: WarpEpilogueG
     form, config = Form(dtype, dtype, dtype, dtype, b_major="mn", activation="gelu"), config or WarpEpilogueGemmConfig()
     check_config(config, arch, form)
     m, n, k = (cute.sym_int() for _ in range(3))
-    a, b, c, r = matrix(dtype, (m, k)), matrix(dtype, (n, k), "mn"), *(matrix(dtype, (m, n)) for _ in range(2))
-    others = vector(dtype, n), vector("fp32", 2)
+    a, b, c, r = matrix(dtype, (m, k)), matrix(dtype, (n, k), "mn"), matrix(dtype, (m, n)), matrix(dtype, (m, n))
+    others = row_major(dtype, (n,)), row_major("fp32", (2,), align=4)
     return compile_program(OneProduct(config, form), a, b, c, r, *others, arch=arch, name=RUNG.name)
 
 

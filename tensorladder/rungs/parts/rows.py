@@ -16,35 +16,34 @@ ALIGN = 16  # bytes of a vector access
 
 @cute.jit
 def finish(
-    acc: cute.Tensor, up: cute.Tensor | None, m: cutlass.Int32, n: cutlass.Int32, cols: cutlass.Int32,
-    mR: cute.Tensor | None, mV: cute.Tensor | None, mP: cute.Tensor | None, mQ: cute.Tensor | None,
-    alpha: cutlass.Float32, beta: cutlass.Float32, activation: cutlass.Constexpr, whole: cutlass.Boolean,
+    acc: cute.Tensor, up: cute.Tensor | None, added: cute.Tensor | None, n: cutlass.Int32, cols: cutlass.Int32,
+    mV: cute.Tensor | None, mQ: cute.Tensor | None, factor: cutlass.Float32, beta: cutlass.Float32,
+    activation: cutlass.Constexpr, whole: cutlass.Boolean,
 ):
-    """act(alpha p q acc + beta R + V), with `up` act(alpha p q acc) * (alpha p q up) + beta R, in place.
+    """act(factor q acc + beta R + V), with `up` act(factor q acc) * (factor q up) + beta R, in place.
 
-    acc, up: (COLUMNS,) of row m from column n on, of `cols`. mR: (M, N). mV, mQ: (N,). mP: (M,).
+    acc, up: (COLUMNS,) of a row from column n on, of `cols`. added: R's, read before; zeros where beta is 0. mV, mQ:
+    (N,). factor: alpha, times the row's p.
     """
-    factor = alpha
-    if cutlass.const_expr(mP is not None):
-        factor = alpha * mP[m]
     acc.store(acc.load() * factor)
     if cutlass.const_expr(up is not None):
         up.store(up.load() * factor)
     if cutlass.const_expr(mQ is not None):
         # By elements: its stride may be 0.
-        factors = read(mQ, n, cols, cutlass.Boolean(False))
+        factors = cute.make_rmem_tensor(cute.make_layout(COLUMNS), cutlass.Float32)
+        read(factors, mQ, n, cols, cutlass.Boolean(False))
         acc.store(acc.load() * factors.load())
         if cutlass.const_expr(up is not None):
             up.store(up.load() * factors.load())
     if cutlass.const_expr(up is not None):
         activate(acc, activation)
         acc.store(acc.load() * up.load())
-    # beta = 0 leaves R unread, as BLAS does: it may hold NaN.
-    if cutlass.const_expr(mR is not None):
-        if beta != 0.0:
-            acc.store(acc.load() + beta * read(mR[m, None], n, cols, whole).load())
+    if cutlass.const_expr(added is not None):
+        acc.store(acc.load() + beta * added.load().to(cutlass.Float32))
     if cutlass.const_expr(mV is not None):
-        acc.store(acc.load() + read(mV, n, cols, whole).load())
+        bias = cute.make_rmem_tensor(cute.make_layout(COLUMNS), mV.element_type)
+        read(bias, mV, n, cols, whole)
+        acc.store(acc.load() + bias.load().to(cutlass.Float32))
     if cutlass.const_expr(up is None):
         activate(acc, activation)
 
@@ -58,9 +57,8 @@ def activate(acc: cute.Tensor, activation: cutlass.Constexpr):
 
 
 @cute.jit
-def read(row: cute.Tensor, n: cutlass.Int32, cols: cutlass.Int32, whole: cutlass.Boolean):
-    """Columns n to n + COLUMNS of a row in global memory as float32, 0 past `cols`."""
-    values = cute.make_rmem_tensor(cute.make_layout(COLUMNS), row.element_type)
+def read(values: cute.Tensor, row: cute.Tensor, n: cutlass.Int32, cols: cutlass.Int32, whole: cutlass.Boolean):
+    """Columns n to n + COLUMNS of a row in global memory into registers, 0 past `cols`."""
     if whole:
         cute.autovec_copy(vector(row, n), values)
     else:
@@ -68,9 +66,6 @@ def read(row: cute.Tensor, n: cutlass.Int32, cols: cutlass.Int32, whole: cutlass
             values[i] = row.element_type(0)
             if n + i < cols:
                 values[i] = row[n + i]
-    wide = cute.make_rmem_tensor(cute.make_layout(COLUMNS), cutlass.Float32)
-    wide.store(values.load().to(cutlass.Float32))
-    return wide
 
 
 @cute.jit
