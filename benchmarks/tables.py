@@ -21,6 +21,13 @@ RESULTS = ROOT / "benchmarks" / "results"
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 OP = ("llm", "square", "fused", "epilogues", "fp8")  # suites that time the op, as they are shown
 SIDES = (4096, 8192)
+ABOUT = """# Results
+
+Written by `python -m benchmarks.tables` from the files here, each of them kept by `tensorladder bench`.
+
+`us` is the GPU's time: launches of one contender follow each other, so that kernels with programmatic dependent launch
+(ours) begin under the end of the one before. `host us` is what a call takes on the CPU.
+"""
 HOST = " (h)"  # a time in which the GPU waited for the host
 LEAST = 100.0  # TFLOPS from which a rung is in the short table
 
@@ -110,19 +117,20 @@ def shapes(suite: str, host: Record, records: Sequence[Record]) -> Iterator[str]
     yield ""
     yield f"{suites.SUITES[suite].summary[0].upper()}{suites.SUITES[suite].summary[1:]}. {_machine(host)}."
     yield ""
-    yield f"| call | M, N, K | what it is | kernel | us | TFLOPS | {' | '.join(f'over {name}' for name in baselines)} |"
-    yield "|---" * (6 + len(baselines)) + "|"
+    over = " | ".join(f"over {name}" for name in baselines)
+    yield f"| call | M, N, K | what it is | kernel | us | host us | TFLOPS | {over} |"
+    yield "|---" * (7 + len(baselines)) + "|"
     for (rung, shape), found in rows.items():
         first = next(iter(found.values()))
         what = suites.SUITES[suite].shapes.get((shape[0], shape[1], shape[2]), "")
         extents = ", ".join(map(str, shape))
         kernel = first.get("kernel", "")
         if not first["ok"]:
-            yield f"| {rung} | {extents} | {what} | {kernel} | wrong | {' | '.join([''] * (1 + len(baselines)))} |"
+            yield f"| {rung} | {extents} | {what} | {kernel} | wrong | {' | '.join([''] * (2 + len(baselines)))} |"
             continue
         ratios = [_ratio(found.get(name)) for name in baselines]
         waits = HOST if first.get("host_bound") else ""
-        times = f"{first['median_us']:.1f}{waits} | {first['tflops']:.0f}"
+        times = f"{first['median_us']:.1f}{waits} | {first.get('host_us', '')} | {first['tflops']:.0f}"
         yield f"| {rung} | {extents} | {what} | {kernel} | {times} | {' | '.join(ratios)} |"
     if any(record.get("host_bound") or record.get("baseline_host_bound") for record in records):
         yield ""
@@ -159,10 +167,7 @@ def sanitizer(kept: Kept) -> Iterator[str]:
 
 def details(kept: Kept) -> str:
     """`benchmarks/results/README.md`."""
-    lines = [
-        "# Results", "",
-        "Written by `python -m benchmarks.tables` from the files here, each of them kept by `tensorladder bench`.", "",
-    ]  # fmt: skip
+    lines = [ABOUT]
     for name in OP:
         for host, records in of(kept, name).values():
             lines += [*shapes(name, host, records), ""]

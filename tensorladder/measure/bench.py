@@ -39,7 +39,7 @@ from tensorladder.silicon import driver
 from tensorladder.silicon.nvml import Meter
 from tensorladder.silicon.pack import Array, Entry, Kernel
 from tensorladder.silicon.target import arch_for, cuda_torch
-from tensorladder.silicon.timing import Options, Times, compare
+from tensorladder.silicon.timing import Options, Times, compare, host_us
 
 Record = dict[str, Any]
 
@@ -277,7 +277,7 @@ def _contest(
     calls = {"ours": runs, **{name: rival.runs for name, rival in contenders.items()}}
     measured = compare(torch, calls, meter, options)
     times = measured.times["ours"]
-    base = {**base, **timed(times, base["flops"])}
+    base = {**base, **timed(times, base["flops"]), "host_us": round(host_us(torch, runs), 1)}
     base |= {"clock_mhz": measured.clock_mhz, "power_w": measured.power_w, "sets": len(runs)}
     if not contenders:
         yield {**base, "baseline": None, "baseline_us": None, "ratio": None}
@@ -285,8 +285,10 @@ def _contest(
     best = min(measured.times[name].median for name in contenders)
     base["best_ratio"] = round(best / times.median, 4)
     for name, rival in contenders.items():
-        choice = {"baseline_choice": rival.choice} if rival.choice else {}
-        yield {**base, **against(name, times, measured.times[name]), **choice}
+        more: Record = {"baseline_host_us": round(host_us(torch, rival.runs), 1)}
+        if rival.choice:
+            more["baseline_choice"] = rival.choice
+        yield {**base, **against(name, times, measured.times[name]), **more}
 
 
 def calls_on_gpu(

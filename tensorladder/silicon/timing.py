@@ -20,6 +20,7 @@ from tensorladder.silicon.nvml import Meter
 
 Call = Callable[[], None]
 
+HOST_CALLS = 33  # of one contender; few enough that none waits for room in the GPU's queue
 HOST_US, MOST_HOST_US = 12.0, 100.0  # what queueing one launch costs the host, at least and at most
 SHORT = 2.0  # kernels up to so many times what their launch costs the host are queued before the first begins
 ATTEMPTS = 6  # each with twice the pause of the one before
@@ -102,6 +103,18 @@ def quick(torch: Any, calls: Sequence[Call], options: Options) -> float:
     run = _Run(torch, calls)
     run.size_up(options)
     return statistics.median(run.batch_us(None) for _ in range(options.rounds))
+
+
+def host_us(torch: Any, calls: Sequence[Call]) -> float:
+    """Microseconds that a warm call keeps the host, the median of a few on an idle GPU."""
+    taken = []
+    torch.cuda.synchronize()
+    for number in range(HOST_CALLS):
+        began = time.perf_counter()
+        calls[number % len(calls)]()
+        taken.append((time.perf_counter() - began) * 1e6)
+    torch.cuda.synchronize()
+    return statistics.median(taken)
 
 
 def _settled(history: Sequence[float]) -> bool:

@@ -147,6 +147,12 @@ def test_a_kernel_of_a_second_gets_its_few_rounds_and_no_more():
     assert len(seen) == 4  # one that loads and shows how long it takes
 
 
+def test_the_hosts_share_of_a_call_is_its_median():
+    torch, seen = Torch(), []
+    assert 0 <= timing.host_us(torch, contender(torch, 5.0, seen)) < 1000
+    assert seen == [i % 3 for i in range(timing.HOST_CALLS)]
+
+
 def test_spread_is_the_10th_and_90th_percentile():
     times = Times(tuple(float(i) for i in range(100, -1, -1)), 1)
     assert times.median == 50.0 and times.spread == (10.0, 90.0)

@@ -127,6 +127,7 @@ def records(monkeypatch, suite, names, times, right=1.0, run=None):
     monkeypatch.setattr(bench, "Work", functools.partial(calls.Work, device="cpu"))
     monkeypatch.setattr(bench, "compare", fake_compare(times))
     monkeypatch.setattr(rivals, "fastest", lambda torch, candidates: next(iter(candidates)))
+    monkeypatch.setattr(bench, "host_us", lambda torch, runs: 7.5)
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
 
     def ours(call, t):
@@ -156,6 +157,7 @@ def test_a_record_for_every_rival_and_the_best_of_them(monkeypatch):
     found, refused = records(monkeypatch, SMALL, ["matmul"], {"ours": 10.0, "cublas": 12.0, "quack": 11.0})
     assert [one["baseline"] for one in found] == ["cublas", "quack"] and not refused
     assert [one["ratio"] for one in found] == [1.2, 1.1] and {one["best_ratio"] for one in found} == {1.1}
+    assert found[0]["host_us"] == 7.5 and found[1]["baseline_host_us"] == 7.5
     assert found[1]["baseline_choice"] == "128x192 pingpong" and "baseline_choice" not in found[0]
     assert all(one["rung"] == "matmul" and one["kernel"] and one["ok"] for one in found)
     means = {one["baseline"]: one["geometric_mean"] for one in bench.geometric_means(found)}
