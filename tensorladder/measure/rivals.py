@@ -15,12 +15,14 @@ from typing import Any, NamedTuple
 
 from tensorladder.core.errors import UsageError
 from tensorladder.measure.calls import ACTIVATIONS, PITCH, Call, Work
-from tensorladder.silicon.timing import Options, quick
+from tensorladder.silicon.nvml import Meter
+from tensorladder.silicon.timing import Options, compare, quick
 
 Run = Callable[[], Any]
 Tensors = Mapping[str, Any]
 
 QUICK_ROUNDS, QUICK_US = 3, 1000.0  # how configurations are compared: so many batches of about so long
+FINALISTS = 4
 MODES = ("default", "max-autotune-no-cudagraphs")
 SAME = 0.02  # relative norm by which a rival's result may differ from ours, which has been checked: a tanh for an erf
 
@@ -147,9 +149,13 @@ def _compiled(work: Work) -> Rival | None:
 
 
 def fastest(torch: Any, candidates: Mapping[str, Sequence[Run]]) -> str:
-    """The name of the candidate with the least time a launch, by a few batches behind a pause each."""
-    options = Options(batch_us=QUICK_US, rounds=QUICK_ROUNDS)
-    return min(candidates, key=lambda name: quick(torch, candidates[name], options))
+    """The name of the candidate with the least time a launch: a few batches of each, then the first few in turns, since
+    clocks fall while many are looked at."""
+    options = Options(batch_us=QUICK_US, settle=0.0, seconds=0.0, rounds=QUICK_ROUNDS)
+    alone = {name: quick(torch, runs, options) for name, runs in candidates.items()}
+    first = sorted(alone, key=lambda name: alone[name])[:FINALISTS]
+    times = compare(torch, {name: candidates[name] for name in first}, Meter(), options).times
+    return min(first, key=lambda name: times[name].median)
 
 
 def _quack(work: Work, quack: Quack | None) -> Rival | None:

@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 from tensorladder.core.errors import UsageError  # noqa: E402
 from tensorladder.measure import bench, calls, rivals, suites  # noqa: E402
 from tensorladder.silicon.timing import Measured, Options, Times  # noqa: E402
+from tests.measure.fake_torch import Torch  # noqa: E402
 
 SHAPE = (37, 48, 80)
 
@@ -105,6 +106,22 @@ def test_wrong_names_are_one_line():
         suites.only(suites.SUITES["llm"], [(1, 2)])
     with pytest.raises(UsageError, match=r"not what `python -m benchmarks.quack` makes|apache-tvm-ffi"):
         rivals.Quack("/nowhere", 66)
+
+
+def test_the_fastest_of_many_is_found_in_turns(monkeypatch):
+    fake = Torch()
+    seen = []
+
+    def runs(name, us):
+        def run():
+            seen.append(name)
+            fake.clock.now += us
+
+        return [run]
+
+    candidates = {f"tile {us}": runs(us, float(us)) for us in (90, 70, 50, 60, 80, 55)}
+    assert rivals.fastest(fake, candidates) == "tile 50"
+    assert set(seen[-20:]) <= {50, 55, 60, 70}  # the end is between those that came first
 
 
 # ---------------------------------------------------------------------------------------------------------- records
