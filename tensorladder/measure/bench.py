@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from tensorladder import __version__
-from tensorladder.core.errors import TensorladderError, UsageError
+from tensorladder.core.errors import MissingExtra, TensorladderError, UsageError
 from tensorladder.measure import pack as packs
 from tensorladder.measure import run as harness
 from tensorladder.measure.baselines import BASELINES, versions
@@ -296,19 +296,26 @@ def calls_on_gpu(
 ) -> Iterator[Record]:
     """A record for each call of the op (with its element type), shape of the suite and rival.
 
-    refused: gets a line for each shape that the op does not take, and each rival that could not be run.
+    refused: gets a line for each shape that the op does not take, and each rival that could not be run. UsageError
+    where it takes none.
     """
     torch = cuda_torch()
-    meter, known = Meter(), driver.facts()
+    meter, known, nothing = Meter(), driver.facts(), True
     for call, dtype in called:
         for shape in suite.shapes:
             work = Work(torch, call, shape, dtype, known["l2_bytes"])
             try:
-                yield from _called(torch, work, meter, known["sms"], options, refused, quack)
+                for record in _called(torch, work, meter, known["sms"], options, refused, quack):
+                    yield record
+                    nothing = False
+            except MissingExtra:
+                raise
             except UsageError as error:
                 refused.append(f"{call.label} {'x'.join(map(str, shape))} {dtype}: {error}")
             del work
             torch.cuda.empty_cache()
+    if nothing:
+        raise UsageError(f"nothing was timed: {refused[-1] if refused else 'no shapes'}")
 
 
 def _called(

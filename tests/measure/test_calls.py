@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tensorladder.core.errors import UsageError  # noqa: E402
+from tensorladder.core.errors import MissingExtra, UsageError  # noqa: E402
 from tensorladder.measure import bench, calls, rivals, suites  # noqa: E402
 from tensorladder.silicon.timing import Measured, Options, Times  # noqa: E402
 from tests.measure.fake_torch import Torch  # noqa: E402
@@ -138,7 +138,7 @@ def fake_compare(times):
     return compare
 
 
-def records(monkeypatch, suite, names, times, right=1.0, run=None):
+def records(monkeypatch, suite, names, times, right=1.0, ours=None):
     monkeypatch.setattr(bench, "cuda_torch", lambda: torch)
     monkeypatch.setattr(bench.driver, "facts", lambda: {"l2_bytes": 1000, "sms": 132})
     monkeypatch.setattr(bench, "Work", functools.partial(calls.Work, device="cpu"))
@@ -147,7 +147,7 @@ def records(monkeypatch, suite, names, times, right=1.0, run=None):
     monkeypatch.setattr(bench, "host_us", lambda torch, runs: 7.5)
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
 
-    def ours(call, t):
+    def multiply(call, t):
         made = types.SimpleNamespace(call=call, sets=[t], shape=SHAPE)
         run = by_torch(made)
 
@@ -157,7 +157,7 @@ def records(monkeypatch, suite, names, times, right=1.0, run=None):
 
         return spoilt
 
-    monkeypatch.setattr(bench, "ours", ours if run is None else lambda call, t: run)
+    monkeypatch.setattr(bench, "ours", ours or multiply)
     refused = []
     called = [(calls.find(name), calls.find(name).dtypes[0]) for name in names]
     return list(bench.calls_on_gpu(called, suite, Options(), refused)), refused
@@ -214,11 +214,24 @@ def test_a_wrong_op_is_not_timed_and_a_wrong_rival_is_left_out(monkeypatch):
 
 
 def test_a_shape_that_the_op_refuses_is_left_out(monkeypatch):
-    def refuse():
-        raise UsageError("b: N=48: pad it")
+    odd = (37, 50, 80)
 
-    found, refused = records(monkeypatch, SMALL, ["matmul"], {}, run=refuse)
-    assert found == [] and refused == ["matmul 37x48x80 bf16: b: N=48: pad it"]
+    def some(call, t):
+        if t["B"].shape[0] == 50:
+            raise UsageError("b: N=50: pad it")
+        return by_torch(types.SimpleNamespace(call=call, sets=[t], shape=SHAPE))
+
+    two = suites.Suite("two", "", "bf16", {odd: "", SHAPE: ""})
+    (found,), refused = records(monkeypatch, two, ["matmul"], {"ours": 1.0, "cublas": 2.0}, ours=some)
+    assert found["shape"] == list(SHAPE) and refused == ["matmul 37x50x80 bf16: b: N=50: pad it"]
+    with pytest.raises(UsageError, match="nothing was timed: matmul 37x50x80 bf16: b: N=50"):
+        records(monkeypatch, suites.only(two, [odd]), ["matmul"], {}, ours=some)
+
+    def missing(call, t):
+        raise MissingExtra("the DSL", "climb")
+
+    with pytest.raises(MissingExtra):
+        records(monkeypatch, two, ["matmul"], {}, ours=missing)
 
 
 @pytest.mark.parametrize(
