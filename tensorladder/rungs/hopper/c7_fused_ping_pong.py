@@ -10,6 +10,9 @@ Adds:
     - A tile is a multiple of 32 columns wide, so that tiles can be found that fill the last wave: C goes out in chunks
       of 64 columns where they divide the tile, else of 32, which have a narrower swizzle.
     - Rows of C that TMA cannot store (an odd N) leave shared memory by plain stores.
+    - Both warpgroups can also share a tile, as in c4: tiles of 256 x 128 read less of A and B for each multiplication,
+      which counts where L2 is what limits (pitches of A or B that are no multiple of 128 bytes, so that each row of a
+      box lies in two lines: 5000 cubed, 408 x 7416 x 3576).
     - A cluster of one CTA is a kernel without clusters, for what is too small to share.
     - Launches overlap (programmatic dependent launch): barriers are initialised and descriptors fetched while the
       kernel before is still at work, 1.5 us of every launch on an H200, a fifth of a 1024^3 product.
@@ -31,6 +34,7 @@ Run:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import cutlass
@@ -41,19 +45,22 @@ from cutlass.pipeline import Agent, CooperativeGroup, NamedBarrier, PipelineTmaA
 
 from tensorladder.core.program import Program
 from tensorladder.frontends.cutedsl import compile_program
-from tensorladder.rungs.parts import epilogue, limits
+from tensorladder.rungs.parts import limits
 from tensorladder.rungs.parts.arguments import arguments, matrix
+from tensorladder.rungs.parts.epilogue import MAJORS
 from tensorladder.rungs.parts.form import Form
+from tensorladder.rungs.parts.store import TileStore
 from tensorladder.rungs.parts.tensors import ELEMENT_TYPES, row_major
-from tensorladder.rungs.parts.tiles import raster_tile
+from tensorladder.rungs.parts.tiles import cluster_tile
 from tensorladder.rungs.parts.wgmma import load_op, mma_op, smem_layout, tma_partition
 from tensorladder.rungs.rung import Rung
 
 
 @dataclass(frozen=True)
 class FusedGemmConfig:
-    """tile: (M, N, K) of a warpgroup; K counts 16-bit elements (twice as many of fp8); N counts columns of B, and of U
-    where there is one. cluster_m, cluster_n: CTAs of a cluster along M and N. stages: K tiles in shared memory.
+    """tile: (M, N, K); K counts 16-bit elements (twice as many of fp8); N counts columns of B, and of U where there is
+    one. split: what of it is a warpgroup's: all, and they take turns (""), or a half, below ("m") or beside ("n") the
+    other's. cluster_m, cluster_n: CTAs of a cluster along M and N. stages: K tiles in shared memory.
 
     c_stages: buffers of a chunk of C a warpgroup. raster: rows of clusters' tiles before the next column, so that CTAs
     share A and B in L2. sm_count, ctas_per_sm: the grid is their product, or the number of tiles where that is less.
@@ -61,6 +68,7 @@ class FusedGemmConfig:
     """
 
     tile: tuple[int, int, int] = (128, 128, 64)
+    split: str = ""
     cluster_m: int = 2
     cluster_n: int = 1
     stages: int = 6
@@ -84,28 +92,28 @@ RUNG = Rung(
 
 WARPGROUP = 128  # threads
 WARPS = 4  # of a warpgroup
-GROUPS = 2  # warpgroups that take turns
-CHUNK = 64  # rows of C that a warpgroup stores at a time
+GROUPS = 2  # consumer warpgroups
+HALVES = {"": (1, 1), "m": (2, 1), "n": (1, 2)}  # into how many parts they cut a tile, along M and N
 
 
 class FusedGemm:
     def __init__(self, config: FusedGemmConfig, form: Form):
         self.tile = (*config.tile[:2], config.tile[2] * 16 // ELEMENT_TYPES[form.dtype].width)
         # A tile of C is as wide as its part of one right operand.
-        self.parts = 2 if form.gated else 1
-        self.c_tile = (self.tile[0], self.tile[1] // self.parts)
-        self.c_type = ELEMENT_TYPES[form.out]
-        self.c_cols = limits.chunk_bytes(form, self.c_tile[1]) * 8 // self.c_type.width
-        self.c_tma = form.c_tma
-        self.a_major, self.b_major = epilogue.MAJORS[form.a_major], epilogue.MAJORS[form.b_major]
-        self.activation = epilogue.ACTIVATIONS[form.activation]
+        self.part = self.tile[1] // (2 if form.gated else 1)
+        # Under ping-pong each warpgroup has all of a tile; else they have its halves, one below or beside the other.
+        self.turns = config.split == ""
+        self.halves = HALVES[config.split]
+        self.store = TileStore(form, (self.tile[0], self.part), self.halves, config.c_stages)
+        self.a_major, self.b_major = MAJORS[form.a_major], MAJORS[form.b_major]
         self.cluster = (config.cluster_m, config.cluster_n)
+        self.ctas = config.cluster_m * config.cluster_n
+        self.launch_cluster = (self.ctas, 1, 1) if self.ctas > 1 else None
         self.producer_warp = WARPS * GROUPS
         self.threads = WARPGROUP * (GROUPS + 1)
         self.stages = config.stages
-        self.c_stages = config.c_stages
         self.raster = config.raster
-        self.max_clusters = config.sm_count * config.ctas_per_sm // (config.cluster_m * config.cluster_n)
+        self.max_clusters = config.sm_count * config.ctas_per_sm // self.ctas
         self.ctas_per_sm = config.ctas_per_sm
         self.producer_registers = config.producer_registers
         self.consumer_registers = config.consumer_registers
@@ -115,11 +123,11 @@ class FusedGemm:
         self, mA: cute.Tensor, mB: cute.Tensor, mU: cute.Tensor | None, mC: cute.Tensor, mR: cute.Tensor | None,
         mV: cute.Tensor | None, mS: cute.Tensor, mP: cute.Tensor | None, mQ: cute.Tensor | None,
     ):
-        (bM, bN, bK), part = self.tile, self.c_tile[1]
-        element_type, k_major = mA.element_type, OperandMajorMode.K
+        (bM, bN, bK), part, store = self.tile, self.part, self.store
+        element_type = mA.element_type
         sA_layout = smem_layout(element_type, self.a_major, bM, bK, self.stages)
         sB_layout = smem_layout(element_type, self.b_major, bN, bK, self.stages)
-        sC_layout = smem_layout(self.c_type, k_major, CHUNK, self.c_cols, GROUPS * self.c_stages)
+        sC_layout = smem_layout(store.dtype, OperandMajorMode.K, *store.chunk, GROUPS * store.stages)
 
         # A descriptor and a tensor of coordinates for each matrix. TMA takes coordinates, not addresses. The box is
         # what one CTA asks for: its part of a tile that it shares with those of its row (A) or column (B).
@@ -130,31 +138,31 @@ class FusedGemm:
         tma_U = tma_C = None
         if cutlass.const_expr(mU is not None):
             tma_U, mU = cpasync.make_tiled_tma_atom(load_B, mU, box_B, (part, bK), share_B)
-        if cutlass.const_expr(self.c_tma):
-            store, box_C = cpasync.CopyBulkTensorTileS2GOp(), cute.select(sC_layout, mode=[0, 1])
-            tma_C, mC = cpasync.make_tiled_tma_atom(store, mC, box_C, (CHUNK, self.c_cols))
+        if cutlass.const_expr(store.tma):
+            box_C, store_C = cute.select(sC_layout, mode=[0, 1]), cpasync.CopyBulkTensorTileS2GOp()
+            tma_C, mC = cpasync.make_tiled_tma_atom(store_C, mC, box_C, store.chunk)
 
-        # A warpgroup does 64 rows and all columns at a time; both operands lie in shared memory.
-        tiled_mma = cute.make_tiled_mma(mma_op(element_type, bN, self.a_major, self.b_major))
+        # A warpgroup does 64 rows and all of its columns at a time; both operands lie in shared memory.
+        op = mma_op(element_type, bN // self.halves[1], self.a_major, self.b_major)
+        tiled_mma = cute.make_tiled_mma(op, cute.make_layout((*self.halves, 1)))
 
         @cute.struct
         class SharedStorage:
             barriers: cute.struct.MemRange[cutlass.Int64, 2 * self.stages]
             sA: cute.struct.Align[cute.struct.MemRange[element_type, cute.cosize(sA_layout)], 1024]
             sB: cute.struct.Align[cute.struct.MemRange[element_type, cute.cosize(sB_layout)], 1024]
-            sC: cute.struct.Align[cute.struct.MemRange[self.c_type, cute.cosize(sC_layout)], 1024]
+            sC: cute.struct.Align[cute.struct.MemRange[store.dtype, cute.cosize(sC_layout)], 1024]
 
         self.shared_storage = SharedStorage
         # Tiles of clusters: a CTA whose own lies outside of C reads zeros and stores nothing.
         tiles = cute.ceil_div(mC.shape, (bM * self.cluster[0], part * self.cluster[1], 1))
-        ctas = self.cluster[0] * self.cluster[1]
         self.kernel(
             tma_A, mA, tma_B, mB, tma_U, mU, tma_C, mC, mR, mV, mS, mP, mQ, sA_layout, sB_layout, sC_layout, tiled_mma,
             tiles,
         ).launch(
-            grid=(cutlass.min(cute.size(tiles), self.max_clusters) * ctas, 1, 1),
+            grid=(cutlass.min(cute.size(tiles), self.max_clusters) * self.ctas, 1, 1),
             block=(self.threads, 1, 1),
-            cluster=(ctas, 1, 1),
+            cluster=self.launch_cluster,
             min_blocks_per_mp=self.ctas_per_sm,
             use_pdl=True,
             preferred_smem_carveout=100,  # percent; given so that the DSL need not ask a GPU
@@ -186,7 +194,7 @@ class FusedGemm:
 
         # (BM, BK, tiles along M, k tiles, products) and (part of BN, BK, tiles along N, k tiles, products), as
         # coordinates; a stage of B in parts: (part of BN, BK, part, 1, stage).
-        (bM, _, bK), part = self.tile, self.c_tile[1]
+        (bM, _, bK), part = self.tile, self.part
         gA = cute.local_tile(mA, (bM, bK), (None, None, None))
         gB = cute.local_tile(mB, (part, bK), (None, None, None))
         sB_parts = cute.local_tile(sB, (part, bK), (None, None, None))
@@ -204,19 +212,21 @@ class FusedGemm:
             gU = cute.local_tile(mU, (part, bK), (None, None, None))
             tUsU, tUgU = tma_partition(tma_U, sB_parts[None, None, 1, 0, None], gU, cta_m, self.cluster[0])
 
-        # smem -> MMA: "fragments" of A and B are descriptors (MMA, MMA_M, MMA_K, stage), the same for all threads.
-        thr_mma = tiled_mma.get_slice(0)
+        # smem -> MMA: "fragments" of A and B are descriptors (MMA, MMA_M, MMA_K, stage), the same for all threads of a
+        # warpgroup.
+        thr_mma = tiled_mma.get_slice(0 if self.turns else group * WARPGROUP)
         tCrA = tiled_mma.make_fragment_A(thr_mma.partition_A(sA))
         tCrB = tiled_mma.make_fragment_B(thr_mma.partition_B(sB))
         tCrC = tiled_mma.make_fragment_C(thr_mma.partition_shape_C(self.tile[:2]))
 
         # The barriers of the ring: full completes with one arrival (the producer's) and the tile's bytes, whoever asked
-        # for them; empty with an arrival of each warp of the warpgroup whose tile it is, in each CTA of the row and
+        # for them; empty with an arrival of each warp of the warpgroups whose tile it is, in each CTA of the row and
         # column. `create` initialises them, fences, and synchronises the cluster.
+        readers = WARPS * (1 if self.turns else GROUPS) * (sum(self.cluster) - 1)
         pipeline = PipelineTmaAsync.create(
             num_stages=self.stages,
             producer_group=CooperativeGroup(Agent.Thread),
-            consumer_group=CooperativeGroup(Agent.Thread, WARPS * (sum(self.cluster) - 1)),
+            consumer_group=CooperativeGroup(Agent.Thread, readers),
             tx_count=stage_bytes,
             barrier_storage=storage.barriers.data_ptr(),
             cta_layout_vmnk=cute.make_layout((1, *self.cluster, 1)),
@@ -234,7 +244,7 @@ class FusedGemm:
                 cpasync.prefetch_descriptor(tma_B)
                 cute.arch.griddepcontrol_wait()
                 for tile in cutlass.range(cluster, num_tiles, clusters):
-                    m, n, l = self.cta_tile(tile, tiles, cta_m, cta_n)
+                    m, n, l = cluster_tile(tile, tiles, self.raster, self.cluster, (cta_m, cta_n))
                     for k in range(num_k_tiles):
                         stage = producer.acquire_and_advance()
                         full, i = stage.barrier, stage.index
@@ -252,12 +262,16 @@ class FusedGemm:
             # Turns: barrier 3 lets warpgroup 0 go on, barrier 4 warpgroup 1; 1 and 2 are their own.
             turn = NamedBarrier(barrier_id=3 + group, num_threads=GROUPS * WARPGROUP)
             other_turn = NamedBarrier(barrier_id=4 - group, num_threads=GROUPS * WARPGROUP)
-            if group == 1:
-                consumer.advance(num_k_tiles)
-            for tile in cutlass.range(cluster + group * clusters, num_tiles, GROUPS * clusters):
-                coord = self.cta_tile(tile, tiles, cta_m, cta_n)
-                if tile != cluster:
-                    turn.arrive_and_wait()
+            first, step = cluster, clusters
+            if cutlass.const_expr(self.turns):
+                first, step = cluster + group * clusters, GROUPS * clusters
+                if group == 1:
+                    consumer.advance(num_k_tiles)
+            for tile in cutlass.range(first, num_tiles, step):
+                coord = cluster_tile(tile, tiles, self.raster, self.cluster, (cta_m, cta_n))
+                if cutlass.const_expr(self.turns):
+                    if tile != cluster:
+                        turn.arrive_and_wait()
                 released = consumer.clone()  # a K tile behind
                 stage = consumer.wait_and_advance()
                 self.multiply(tiled_mma, tCrA, tCrB, tCrC, stage.index, True)
@@ -268,9 +282,10 @@ class FusedGemm:
                     warpgroup.wait_group(1)
                     released.release()
                     released.advance()
-                if tile + clusters < num_tiles:
-                    other_turn.arrive()
-                consumer.advance(num_k_tiles)
+                if cutlass.const_expr(self.turns):
+                    if tile + clusters < num_tiles:
+                        other_turn.arrive()
+                    consumer.advance(num_k_tiles)
                 # The accumulator is complete, and the tile's last stage read.
                 warpgroup.wait_group(0)
                 released.release()
@@ -291,80 +306,6 @@ class FusedGemm:
             tiled_mma.set(warpgroup.Field.ACCUMULATE, not first or k_block > 0)
             cute.gemm(tiled_mma, tCrC, tCrA[None, None, k_block, stage], tCrB[None, None, k_block, stage], tCrC)
         warpgroup.commit_group()
-
-    @cute.jit
-    def store(
-        self, tma_C: cute.CopyAtom | None, mC: cute.Tensor, sC: cute.Tensor, tCrC: cute.Tensor, mR: cute.Tensor | None,
-        mV: cute.Tensor | None, mP: cute.Tensor | None, mQ: cute.Tensor | None, alpha: cutlass.Float32,
-        beta: cutlass.Float32, coord: cute.Coord, thread: cutlass.Int32, warp: cutlass.Int32, group: cutlass.Int32,
-    ):
-        """A warpgroup's tile at `coord`, a chunk at a time: registers, finished -> smem -> gmem.
-
-        thread, warp: in the warpgroup.
-        """
-        together = NamedBarrier(barrier_id=1 + group, num_threads=WARPGROUP)
-        m, n, l = coord
-        limit = mC.shape[:2]
-        if cutlass.const_expr(mR is not None):
-            mR = mR[None, None, l]
-        if cutlass.const_expr(self.c_tma):
-            gC = cute.local_tile(mC, (CHUNK, self.c_cols), (None, None, None))
-            tCsC, tCgC = tma_partition(tma_C, sC, gC, 0, 1)
-        # The accumulator of a narrow WGMMA is laid out as any of a wider one's columns, as many.
-        chunk_mma = cute.make_tiled_mma(mma_op(cutlass.Float16, self.c_cols))
-        if cutlass.const_expr(self.c_type.width == 16):
-            atom_r2s = cute.make_copy_atom(cute.nvgpu.warp.StMatrix8x8x16bOp(False, 4), self.c_type)
-        else:
-            atom_r2s = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), self.c_type, num_bits_per_copy=64)
-        thr_r2s = cute.make_tiled_copy_C(atom_r2s, chunk_mma).get_slice(thread)
-        thr_mma = chunk_mma.get_slice(thread)
-        tCrF = chunk_mma.make_fragment_C(thr_mma.partition_shape_C((CHUNK, self.c_cols)))
-        tCrG = cute.make_fragment_like(tCrF) if self.parts == 2 else None
-        tCrD = cute.make_fragment_like(tCrF, self.c_type)
-
-        rows, cols, size = self.tile[0] // CHUNK, self.c_tile[1] // self.c_cols, cute.size(tCrF)
-        for row in cutlass.range_constexpr(rows):
-            for col in cutlass.range_constexpr(cols):
-                number = row * cols + col
-                buffer = group * self.c_stages + number % self.c_stages
-                for i in cutlass.range_constexpr(size):
-                    tCrF[i] = tCrC[(row * self.parts * cols + col) * size + i]
-                    if cutlass.const_expr(self.parts == 2):
-                        tCrG[i] = tCrC[((row * self.parts + 1) * cols + col) * size + i]
-                chunk_m, chunk_n = m * rows + row, n * cols + col
-                plane = cute.local_tile(cute.make_identity_tensor(limit), (CHUNK, self.c_cols), (chunk_m, chunk_n))
-                epilogue.complete(
-                    tCrF, tCrG, thr_mma.partition_C(plane), limit, mR, mV, mP, mQ, alpha, beta, self.activation,
-                    self.c_tma,
-                )  # fmt: skip
-                tCrD.store(tCrF.load().to(self.c_type))
-
-                # The buffer is free once the store from it, c_stages chunks ago, has read it; the first chunk of a
-                # tile waits for all of the tile before, whose buffers it takes in another order.
-                if warp == 0:
-                    cute.arch.cp_async_bulk_wait_group(self.c_stages - 1 if number else 0, read=True)
-                together.arrive_and_wait()
-                cute.copy(atom_r2s, thr_r2s.retile(tCrD), thr_r2s.partition_D(sC[None, None, buffer]))
-
-                # Each writer's fence, then the barrier, then the store: the other way round TMA could read stale bytes.
-                if cutlass.const_expr(self.c_tma):
-                    cute.arch.fence_proxy("async.shared", space="cta")
-                together.arrive_and_wait()
-                if cutlass.const_expr(self.c_tma):
-                    if warp == 0:
-                        # Chunks outside of C are left out: a mode of one chunk would take any number for its first.
-                        if chunk_m < cute.size(tCgC, mode=[1]) and chunk_n < cute.size(tCgC, mode=[2]):
-                            cute.copy(tma_C, tCsC[None, buffer], tCgC[None, chunk_m, chunk_n, l])
-                        cute.arch.cp_async_bulk_commit_group()
-                else:
-                    first = chunk_m * CHUNK, chunk_n * self.c_cols
-                    epilogue.store_plain(sC[None, None, buffer], mC[None, None, l], first, thread, WARPGROUP)
-
-    @cute.jit
-    def cta_tile(self, index: cutlass.Int32, tiles: cute.Shape, cta_m: cutlass.Int32, cta_n: cutlass.Int32):
-        """(m, n, l) of a CTA's tile by its cluster's number."""
-        m, n, l = raster_tile(index, tiles, self.raster)
-        return m * self.cluster[0] + cta_m, n * self.cluster[1] + cta_n, l
 
 
 class OneProduct(FusedGemm):
@@ -399,8 +340,10 @@ def compile(arch: str, shape: tuple[int, ...], dtype: str, config: FusedGemmConf
 
 def check_config(config: FusedGemmConfig, arch: str, form: Form) -> None:
     """UsageError unless WGMMA covers the tile evenly and the stages fit into shared memory."""
+    RUNG.require(config.split in HALVES, f"split={config.split!r}: {', '.join(map(repr, HALVES))}")
+    halves, (bM, bN, _) = HALVES[config.split], config.tile
     limits.check_form(RUNG, form)
-    limits.check_tile(RUNG, form, config.tile)
+    limits.check_tile(RUNG, form, config.tile, halves)
     limits.check_cluster(RUNG, form, config)
-    limits.check_registers(RUNG, config, GROUPS, config.tile[0] * config.tile[1] // WARPGROUP)
-    limits.check_smem(RUNG, arch, form, config, GROUPS)
+    limits.check_registers(RUNG, config, GROUPS, bM * bN // math.prod(halves) // WARPGROUP)
+    limits.check_smem(RUNG, arch, form, config, GROUPS, bN // halves[1] // (2 if form.gated else 1))

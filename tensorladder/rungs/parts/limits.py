@@ -27,14 +27,18 @@ def check_form(rung: Rung, form: Form) -> None:
     rung.require(not (form.gated and form.bias), f"bias={form.bias}: a gated product has none")
 
 
-def check_tile(rung: Rung, form: Form, tile: tuple[int, int, int]) -> None:
-    """The tile of a warpgroup, (M, N, K): WGMMA, TMA and the swizzles cover it evenly."""
+def check_tile(rung: Rung, form: Form, tile: tuple[int, int, int], halves: tuple[int, int] = (1, 1)) -> None:
+    """The tile, (M, N, K): WGMMA, TMA and the swizzles cover it evenly. halves: into how many parts warpgroups cut it,
+    along M and N."""
     bM, bN, bK = tile
     rung.require(min(tile) > 0, f"tile={tile}: extents are positive")
-    rung.require(bM % 64 == 0, f"tile={tile}: M must be a multiple of 64")
+    rung.require(bM % (64 * halves[0]) == 0, f"tile={tile}: M must be a multiple of {64 * halves[0]}")
     rung.require(bK % 64 == 0, f"tile={tile}: K must be a multiple of 64 (128 bytes)")
     rung.require(max(tile) <= 256, f"tile={tile}: a TMA box and WGMMA have at most 256 rows")
     step, why = (64, "B's N is contiguous") if form.b_major == "mn" else (32, "C goes out so many columns at a time")
+    if halves[1] > 1:
+        step, why = halves[1] * step, f"two warpgroups have half of it each, {why}"
+        rung.require(not form.gated, "split=n: a gated product's tile is cut along M alone")
     if form.gated:
         step, why = 2 * step, f"half of it is U's, {why}"
         rung.require(bK == 64, f"tile={tile}: K must be 64 where B and U share a stage")
@@ -75,13 +79,13 @@ def check_registers(rung: Rung, config: Any, groups: int, accumulators: int) -> 
     rung.require(fits, f"consumer_registers={config.consumer_registers}: a CTA starts with {at_launch} a thread")
 
 
-def check_smem(rung: Rung, arch: str, form: Form, config: Any, groups: int) -> None:
-    """The ring of K tiles and the buffers of C fit into a CTA's shared memory."""
+def check_smem(rung: Rung, arch: str, form: Form, config: Any, groups: int, columns: int) -> None:
+    """The ring of K tiles and the buffers of C fit into a CTA's shared memory. columns: of C, a warpgroup's."""
     bM, bN, bK = config.tile
     rung.require(config.raster > 0, f"raster={config.raster}: at least 1 row of tiles")
     rung.require(config.stages >= 2, f"stages={config.stages}: at least 2, one to fill and one to multiply")
     rung.require(config.c_stages > 0, f"c_stages={config.c_stages}: at least 1")
-    row = chunk_bytes(form, bN // (2 if form.gated else 1))
+    row = chunk_bytes(form, columns)
     smem = 2 * config.stages * (bM + bN) * bK + groups * config.c_stages * CHUNK_ROWS * row + 1024
     limit = archs.find(arch).smem_per_cta
     stages = f"stages={config.stages}, c_stages={config.c_stages}"

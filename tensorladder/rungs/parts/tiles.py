@@ -18,3 +18,12 @@ def raster_tile(index: cutlass.Int32, tiles: cute.Shape, raster: cutlass.Constex
     within = index % (raster * tiles[1])
     rows = cutlass.min(tiles[0] - band * raster, raster)
     return band * raster + within % rows, within // rows, product
+
+
+@cute.jit
+def cluster_tile(
+    index: cutlass.Int32, tiles: cute.Shape, raster: cutlass.Constexpr, cluster: cutlass.Constexpr, place: cute.Coord
+):
+    """(m, n, l) of a CTA's tile by its cluster's number, of `tiles` of clusters; place: the CTA's (m, n) in it."""
+    m, n, product = raster_tile(index, tiles, raster)
+    return m * cluster[0] + place[0], n * cluster[1] + place[1], product
