@@ -26,6 +26,8 @@ def name_of(dtype: torch.dtype) -> str:
 
 def tensor(name: str, given: Any) -> Any:
     """A torch tensor of what was given: itself, or the memory of an array of numpy, cupy or jax. None stays None."""
+    if isinstance(given, Tensor) and given.is_nested:
+        raise UsageError(f"{name}: a nested tensor: it takes plain memory, pad it")
     if given is None or isinstance(given, Tensor):
         return given
     if not hasattr(given, "__dlpack__"):
