@@ -24,7 +24,12 @@ from tensorladder.silicon import relocate
 from tensorladder.silicon.pack import Array, Dynamic, Entry, Kernel, Pack, Template, digest
 
 Extents = tuple[tuple[int, ...], ...]
-_digest = functools.lru_cache(maxsize=64)(digest)  # of the same machine code for every new extent
+_digest = functools.lru_cache(maxsize=64)(digest)
+
+
+def digest_of(module: Module) -> str:
+    """Of its machine code, which is asked for with every new extent."""
+    return _digest(module.cubin or b"")
 
 
 def arguments(specs: Sequence[TensorSpec | None]) -> list[dict[str, Any] | None]:
@@ -62,20 +67,23 @@ def specs(given: Sequence[Mapping[str, Any] | None]) -> list[TensorSpec | None]:
 
 
 def templates(
-    program: Program, arrays: Sequence[Array | None], unread: Mapping[str, Any] | None = None
+    program: Program,
+    arrays: Sequence[Array | None],
+    unread: Mapping[str, Any] | None = None,
+    low: Sequence[int] = (),
 ) -> tuple[Template, ...]:
     """What a program launches for arrays of these extents and strides, wherever they lie.
 
-    unread: for each kernel, which parts of its parameters it does not read; None where the program's PTX shows it.
-    UsageError where the arrays do not fit.
+    unread: for each kernel, which parts of its parameters it does not read; None where the program's PTX shows it. low:
+    each address's last bits, where they are not zero. UsageError where the arrays do not fit.
     """
 
     def about(launch: Launch) -> Any:
         ptx, kernel = launch.module.ptx, launch.kernel
         return ptxparams.entry(ptx, kernel).params, ptxparams.unread(ptx, kernel) if unread is None else unread[kernel]
 
-    digests = {id(one): _digest(one.cubin or b"") for one in program.modules}
-    return relocate.templates(program.name, lambda views: program.launches(*views), arrays, about, digests)
+    digests = {id(one): digest_of(one) for one in program.modules}
+    return relocate.templates(program.name, lambda views: program.launches(*views), arrays, about, digests, low)
 
 
 def program(pack: Pack, entry: Dynamic) -> Program:

@@ -28,12 +28,13 @@ Ranges = Sequence[Sequence[int]]
 _FIXED = ("kernel", "grid", "block", "smem", "cluster", "attributes")
 
 
-def stand_ins(arrays: Sequence[Array | None], place: int) -> list[View | None]:
-    """Arrays of these types and extents where none is: host code computes with addresses and never follows them."""
-    return [
-        None if a is None else View(PLACES[place] + i * _APART, a.shape, a.strides, a.dtype)
-        for i, a in enumerate(arrays)
-    ]
+def stand_ins(arrays: Sequence[Array | None], place: int, low: Sequence[int] = ()) -> list[View | None]:
+    """Arrays of these types and extents where none is: host code computes with addresses and never follows them.
+
+    low: the last bits of each one's address.
+    """
+    bases = [PLACES[place] + i * _APART + more for i, more in enumerate(low or [0] * len(arrays))]
+    return [None if a is None else View(base, a.shape, a.strides, a.dtype) for base, a in zip(bases, arrays)]
 
 
 def templates(
@@ -42,23 +43,26 @@ def templates(
     arrays: Sequence[Array | None],
     about: Callable[[Launch], tuple[Sequence[Any], Ranges]],
     digests: Mapping[int, str],
+    low: Sequence[int] = (),
 ) -> tuple[Template, ...]:
     """What host code launches on such arrays, as templates.
 
     host(arrays): its launches, None for an argument that is absent. about(launch): the kernel's parameters (offset,
     size, align), and the parts of their block that it does not read. digests: of the machine code by the module's id.
+    low: each address's last bits, which what is added to it in `addresses` leaves out.
     Unsupported where launches depend on addresses in other ways than by holding them.
     """
-    first, second = (host(stand_ins(arrays, place)) for place in range(2))
+    first, second = (host(stand_ins(arrays, place, low)) for place in range(2))
     if len(first) != len(second):
         raise Unsupported(f"{label}: which kernels it launches depends on the arrays' addresses")
     return tuple(
-        _template(label, a, b, *about(a), len(arrays), digests[id(a.module)]) for a, b in zip(first, second)
+        _template(label, a, b, *about(a), low or [0] * len(arrays), digests[id(a.module)])
+        for a, b in zip(first, second)
     )
 
 
 def _template(
-    label: str, first: Launch, second: Launch, params: Sequence[Any], unread: Ranges, arrays: int, code: str
+    label: str, first: Launch, second: Launch, params: Sequence[Any], unread: Ranges, low: Sequence[int], code: str
 ) -> Template:
     if any(getattr(first, name) != getattr(second, name) for name in _FIXED):
         raise Unsupported(f"{label}: how {first.kernel} is launched depends on the arrays' addresses")
@@ -75,9 +79,9 @@ def _template(
         if here == there:
             continue
         number, offset = divmod(here - PLACES[0], _APART)
-        if not 0 <= number < arrays or there - PLACES[1] != here - PLACES[0]:
+        if not 0 <= number < len(low) or there - PLACES[1] != here - PLACES[0]:
             raise Unsupported(f"{label}: byte {at} of {first.kernel}'s parameters depends on an address in another way")
-        addresses.append((at, number, offset))
+        addresses.append((at, number, offset - low[number]))
         struct.pack_into("<Q", block, at, 0)
         struct.pack_into("<Q", other, at, 0)
     if block != other:
