@@ -7,6 +7,7 @@ addresses of a call, and one call of the driver.
 
 from __future__ import annotations
 
+import struct
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,10 +22,8 @@ from tensorladder.ops.plan import ALIGN, Plan, operands
 from tensorladder.silicon import driver
 from tensorladder.silicon.pack import Array, Template
 
-SLOTS = ("a", "b", "out", "bias", "residual", "scale_a", "scale_b")
-"""The order in which a launcher takes addresses; the factors' follows."""
-FACTORS = len(SLOTS)
-_SLOT = {**{name: number for number, name in enumerate(SLOTS)}, "up": SLOTS.index("b"), "factors": FACTORS}
+NAMES = ("a", "b", "out", "bias", "residual", "scale_a", "scale_b")
+"""The tensors of a call, in this order."""
 _DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "e4m3": "float8_e4m3fn"}
 
 
@@ -39,8 +38,9 @@ class Compiled(NamedTuple):
 class Launcher:
     """One product's launches on one GPU, wherever its tensors lie.
 
-    launch(stream, addresses): hands them to the driver. addresses: by `SLOTS`, 0 for what is not there, and the
-    factors' last; alignment must be that of the addresses which it was made for, nothing is checked.
+    launch(stream, addresses): hands them to the driver. addresses: of the call's tensors that there are, by `NAMES`,
+    but `out` after all others, and the factors' last. Their last bits must be those of the addresses that it was made
+    for; nothing is checked.
     """
 
     def __init__(self, device: int, launches: Sequence[driver.Prepared]) -> None:
@@ -53,42 +53,64 @@ class Launcher:
         for one in self._launches:
             one.launch(stream, addresses)
 
-    def __call__(self, addresses: Sequence[int], alpha: float, beta: float) -> None:
-        """Launch on the current stream of the GPU, which is the current one. addresses: by `SLOTS`."""
+    def __call__(self, call: Mapping[str, torch.Tensor | None], alpha: float, beta: float) -> None:
+        """Launch on the current stream of the GPU, which is the current one. call: the tensors by name."""
         where, _kept = self.factors.find(alpha, beta)
-        self.launch(torch.cuda.current_stream(self.device).cuda_stream, [*addresses, where])
+        stream = torch.cuda.current_stream(self.device).cuda_stream
+        self.launch(stream, [*(call[name].data_ptr() for name in order(call)), where])  # type: ignore[union-attr]
+
+
+def order(call: Mapping[str, torch.Tensor | None]) -> list[str]:
+    """The names of a call's tensors in the order in which a launcher takes their addresses."""
+    return [*(name for name in NAMES if name != "out" and call.get(name) is not None), "out"]
 
 
 def make(
-    plan: Plan, kernel: Compiled, tensors: Mapping[str, torch.Tensor | None], addresses: Sequence[int], device: int
-) -> Launcher:
+    plan: Plan, kernel: Compiled, tensors: Mapping[str, torch.Tensor | None],
+    call: Mapping[str, torch.Tensor | None], device: int,
+) -> Launcher:  # fmt: skip
     """Ask a kernel's host code what it launches for a product, and load that on the current GPU, which is `device`.
 
-    tensors: what the kernel takes, by the names of `operands`, "factors" left out. addresses: those of a call by
-    `SLOTS`, from which the tensors' follow: "up" from b's, one that stands for a missing scale from 0.
+    tensors: what the kernel takes, by the names of `operands`, "factors" left out. call: the call's own by `NAMES`,
+    with the result: their addresses are what a launcher takes. "up" lies in the call's b; what is in `tensors` alone
+    stays where it is (a scale that stands for a missing one).
     """
-    made = relative(plan, kernel, tensors, addresses)
+    made = relative(plan, kernel, tensors, call)
     return Launcher(device, [_prepared(kernel.program, one, device) for one in made])
 
 
 def relative(
-    plan: Plan, kernel: Compiled, tensors: Mapping[str, torch.Tensor | None], addresses: Sequence[int]
+    plan: Plan, kernel: Compiled, tensors: Mapping[str, torch.Tensor | None], call: Mapping[str, torch.Tensor | None]
 ) -> list[Template]:
-    """The templates of a product's launches, whose `addresses` name slots."""
+    """The templates of a product's launches, whose `addresses` number those that a launcher takes."""
     given = operands(plan, kernel.flat)
     arrays = [
         None if operand is None else Array(name, operand.shape, operand.strides, _DTYPES[operand.dtype], name == "out")
         for name, operand in given.items()
     ]
-    here = [_address(tensors.get(name)) for name in given]
-    made = templates(kernel.program, arrays, kernel.unread, [address % ALIGN for address in here])
-    slots = [_SLOT[name] for name in given]
-    base = [*addresses, 0]
-    more = [address - base[slot] for address, slot in zip(here, slots)]
+    here = {name: _address(tensors.get(name)) for name in given}
+    low = [address % ALIGN for address in here.values()]
+    numbers = {name: number for number, name in enumerate([*order(call), "factors"])}
+    bases = {name: _address(call.get(name)) for name in numbers}
     return [
-        replace(one, addresses=tuple((at, slots[number], more[number] + add) for at, number, add in one.addresses))
-        for one in made
+        _moved(one, list(here.items()), numbers, bases)
+        for one in templates(kernel.program, arrays, kernel.unread, low)
     ]
+
+
+def _moved(
+    one: Template, here: Sequence[tuple[str, int]], numbers: Mapping[str, int], bases: Mapping[str, int]
+) -> Template:
+    """A template of a kernel's arguments as one of a call's tensors."""
+    params, places = bytearray(one.params), []
+    for at, argument, more in one.addresses:
+        name, address = here[argument]
+        base = "b" if name == "up" else name
+        if base in numbers:
+            places.append((at, numbers[base], address - bases[base] + more))
+        else:
+            struct.pack_into("<Q", params, at, address + more)
+    return replace(one, params=bytes(params), addresses=tuple(places))
 
 
 def _address(tensor: torch.Tensor | None) -> int:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tensorladder.core.errors import UsageError
-from tensorladder.ops import operator
+from tensorladder.ops import fast, operator
 from tensorladder.ops.inputs import tensor
 
 
@@ -45,6 +45,11 @@ def matmul(
     made by the same kernels; with `out`, `config`, scales or fp8 there are none. UsageError for what is not supported,
     naming the argument.
     """
+    known = fast.call(
+        a, b, out, bias, residual, scale_a, scale_b, "", activation or "none", alpha, beta, out_dtype, tune, config
+    )  # fmt: skip
+    if known is not None:
+        return known
     given = {"a": a, "b": b, "bias": bias, "residual": residual, "scale_a": scale_a, "scale_b": scale_b}
     return _call(given, "", activation or "none", alpha, beta, out, out_dtype, config, tune)
 
@@ -72,6 +77,11 @@ def swiglu(
     out are (..., M, N / 2). activation: of the gate, "silu"; "gelu" makes it a GeGLU, "relu" a ReGLU, "none" a
     bilinear one. scale_b: one factor. All else as for `matmul`.
     """
+    known = fast.call(
+        a, b, out, None, residual, scale_a, scale_b, layout, activation, alpha, beta, out_dtype, tune, config
+    )  # fmt: skip
+    if known is not None:
+        return known
     if layout not in operator.LAYOUTS:
         raise UsageError(f"layout: {layout!r}: it takes {' or '.join(operator.LAYOUTS)}")
     given = {"a": a, "b": b, "residual": residual, "scale_a": scale_a, "scale_b": scale_b}
@@ -82,7 +92,7 @@ def _call(
     given: dict[str, Any], gated: str, activation: str, alpha: float, beta: float, out: Any,
     out_dtype: torch.dtype | None, config: Any, tune: bool,
 ) -> Tensor:
-    """Through torch's operators, but for a config, which these cannot carry."""
+    """Through torch's operators where torch has to know; not with a config, which these cannot carry."""
     given = {name: tensor(name, one) for name, one in given.items()}
     out = tensor("out", out)
     inputs: list[Any] = [given.get(name) for name in ("a", "b", "bias", "residual", "scale_a", "scale_b")]
@@ -91,7 +101,7 @@ def _call(
         raise UsageError(f"{'a' if a is None else 'b'}: None: it takes a torch tensor")
     _check_gradients(given, out, config)
     rest: list[Any] = [gated, activation, float(alpha), float(beta)]
-    if config is not None:
+    if config is not None or fast.eager(*inputs, out):
         everything: list[Any] = [*inputs, *rest, out_dtype, tune, config, out]
         return operator.compute(*everything)
     if out is None:

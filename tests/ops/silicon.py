@@ -1,0 +1,123 @@
+"""A GPU's driver whose launches the virtual GPU runs, on tensors where they lie in host memory."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import types
+
+from tensorladder.core.program import Launch
+from tensorladder.frontends import ptxparams
+from tensorladder.ops import execute, factors, fast, kernels, launch
+from tensorladder.silicon import driver
+
+SMEM = 227 * 1024
+
+
+class Gpu:
+    """As much of libcuda as launches need. launched: (stream, Launch) of each; run: whether they run, too."""
+
+    def __init__(self, policy="eager"):
+        from tensorladder.vgpu import Device
+
+        self.device = Device("sm_90a", policy)
+        self.device.memory.add_range(0x1000, 1 << 47, "host memory")
+        self.modules, self.functions, self.launched, self.memory = {}, {}, [], []
+        self.run, self.contexts, self.answers = True, 0, []
+
+    def load(self, image, kernel):
+        handle = 0x5000 + len(self.functions)
+        self.functions[handle] = (self.modules[image], kernel)
+        return ctypes.c_void_p(handle)
+
+    def cuLaunchKernelEx(self, config, function, pointers, extra):
+        if self.answers:
+            return self.answers.pop()
+        config, (module, kernel) = config._obj, self.functions[function.value]
+        head = ptxparams.entry(module.ptx, kernel)
+        params = bytearray(head.size)
+        for param, address in zip(head.params, pointers):
+            params[param.offset : param.offset + param.size] = ctypes.string_at(address, param.size)
+        cluster, attributes = (1, 1, 1), {}
+        names = {code: name for name, code in driver._FLAGS.items()}
+        for i in range(config.count):
+            one = config.attributes[i]
+            if one.id == driver._CLUSTER:
+                cluster = tuple(one.value.dims)
+            else:
+                attributes[names[one.id]] = True
+        made = Launch(
+            module, kernel, tuple(config.grid), tuple(config.block), bytes(params), config.shared, cluster, attributes
+        )
+        self.launched.append((config.stream or 0, made))
+        if self.run:
+            self.device.run(made)
+        return 0
+
+    def cuMemAlloc_v2(self, out, size):
+        self.memory.append(ctypes.create_string_buffer(size.value))
+        out._obj.value = ctypes.addressof(self.memory[-1])
+        return 0
+
+    def cuMemcpyHtoDAsync_v2(self, to, source, size, stream):
+        ctypes.memmove(to.value, source, size.value)
+        return 0
+
+    def cuStreamCreate(self, out, flags):
+        out._obj.value = 0x77
+        return 0
+
+    def cuStreamSynchronize(self, stream):
+        assert stream.value == 0x77
+        return 0
+
+    def cuThreadExchangeStreamCaptureMode(self, mode):
+        return 0
+
+    def cuFuncGetAttribute(self, out, attribute, function):
+        out._obj.value = 48 * 1024
+        return 0
+
+    def cuFuncSetAttribute(self, function, attribute, value):
+        assert value <= SMEM
+        return 0
+
+
+def install(monkeypatch, policy="eager"):
+    """A `Gpu` in the driver's place, which CPU tensors are taken to lie on."""
+    import torch
+
+    gpu = Gpu(policy)
+    build = kernels.build
+
+    def recording(arch, form, config):
+        made = build(arch, form, config)
+        gpu.modules.update({one.cubin: one for one in made.modules})
+        return made
+
+    def use_context(device=0):
+        gpu.contexts += 1
+
+    monkeypatch.setattr(kernels, "build", recording)
+    execute.program.cache_clear()
+    monkeypatch.setattr(driver, "library", lambda: gpu)
+    monkeypatch.setattr(driver, "load", gpu.load)
+    monkeypatch.setattr(driver, "use_context", use_context)
+    monkeypatch.setattr(launch, "_functions", {})
+    pairs = factors.Factors(-1)
+    monkeypatch.setattr(factors, "of", lambda device: pairs)
+    monkeypatch.setattr(execute, "_properties", lambda index: (execute.CAPABILITY, 132))
+    monkeypatch.setattr(execute.tuning, "place", lambda torch, device, arch: execute.tuning.Place("", "", arch, 132))
+    monkeypatch.setattr(execute, "_is_gpu", lambda device: True)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    stream = types.SimpleNamespace(cuda_stream=7)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: stream)
+    monkeypatch.setattr(fast, "_stream", lambda device: stream.cuda_stream)
+
+    def empty(shape, strides, dtype):  # results are poisoned
+        return torch.empty_strided(shape, strides, dtype=torch.float32).fill_(float("nan")).to(dtype)
+
+    monkeypatch.setattr(fast, "_empty", empty)
+    fast.forget()
+    gpu.stream = stream
+    return gpu
