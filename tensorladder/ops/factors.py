@@ -19,6 +19,7 @@ from tensorladder.core.errors import UsageError
 from tensorladder.silicon import driver
 
 MOST = 1024  # pairs that are kept a GPU
+PLACE = "cuda"
 SIZE = 8  # bytes of a pair
 NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: does not wait for the default stream
 
@@ -47,7 +48,7 @@ class Factors:
             found = self._keep(pair)
         if found is not None:
             return found, None
-        made = torch.empty(2, dtype=torch.float32, device=f"cuda:{self._device}")
+        made = torch.empty(2, dtype=torch.float32, device=torch.device(PLACE, self._device))
         for place, value in zip(made, pair):
             place.fill_(value)
         return made.data_ptr(), made

@@ -9,6 +9,7 @@ import types
 from tensorladder.core.program import Launch
 from tensorladder.frontends import ptxparams
 from tensorladder.ops import execute, factors, fast, kernels, launch
+from tensorladder.ops.plan import operands
 from tensorladder.silicon import driver
 
 SMEM = 227 * 1024
@@ -104,7 +105,7 @@ def install(monkeypatch, policy="eager"):
     monkeypatch.setattr(driver, "load", gpu.load)
     monkeypatch.setattr(driver, "use_context", use_context)
     monkeypatch.setattr(launch, "_functions", {})
-    pairs = factors.Factors(-1)
+    pairs = factors.Factors(0)
     monkeypatch.setattr(factors, "of", lambda device: pairs)
     monkeypatch.setattr(execute, "_properties", lambda index: (execute.CAPABILITY, 132))
     monkeypatch.setattr(execute.tuning, "place", lambda torch, device, arch: execute.tuning.Place("", "", arch, 132))
@@ -121,3 +122,36 @@ def install(monkeypatch, policy="eager"):
     fast.forget()
     gpu.stream = stream
     return gpu
+
+
+def views(plan, tensors, factors_at):
+    """The kernel's arguments where they lie: what the compiled host part takes."""
+    from tensorladder.core.dlpack import View
+
+    made = []
+    for name, operand in operands(plan, flat=True).items():
+        tensor = tensors.get(name)
+        if operand is None or (tensor is None and name != "factors"):
+            made.append(None)
+        else:
+            at = factors_at if tensor is None else tensor.data_ptr()
+            made.append(View(at, operand.shape, operand.strides, launch._DTYPES[operand.dtype]))
+    return made
+
+
+def read(one):
+    """The bytes of a launch's parameters that the kernel reads; of tensor maps the words that address memory."""
+    ptx = one.module.ptx
+    params = bytearray(one.params)
+    for start, size in ptxparams.unread(ptx, one.kernel):
+        params[start : start + size] = bytes(size)
+    return [
+        bytes(params[p.offset : p.offset + (64 if p.size == 128 else p.size)])
+        for p in ptxparams.entry(ptx, one.kernel).params
+    ]
+
+
+def maps(one):
+    """Addresses in a launch's tensor maps."""
+    head = ptxparams.entry(one.module.ptx, one.kernel)
+    return [int.from_bytes(one.params[p.offset : p.offset + 8], "little") for p in head.params if p.size == 128]

@@ -136,22 +136,3 @@ def test_one_graph():
     x, weight, bias = normal(8, 24), normal(16, 24), normal(16)
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
     assert torch.equal(compiled(x, weight, bias), layer(x, weight, bias))
-
-
-@pytest.mark.parametrize("m", [1, 130])
-def test_the_host_code_takes_what_a_gpu_call_hands_it(m):
-    """Without a GPU: the launch that the compiled host part makes of the tensors' addresses, pitches and extents."""
-    from tensorladder.ops import execute, kernels
-    from tensorladder.ops.plan import Array, plan
-
-    a, b, bias, out = normal(m, 72), normal(264, 72).t(), normal(264), normal(m, 264)
-    seen = [Array(tuple(x.shape), x.stride(), "fp16", x.data_ptr()) for x in (a, b, bias)]
-    planned = plan(*seen[:2], bias=seen[2], activation="gelu")
-    config = execute.config_for(planned, 132)
-    tensors = {"a": a, "b": b, "out": out, "residual": None, "bias": bias}
-    views = execute.views(planned, tensors, torch.ones(2), kernels.of(config).flat)
-    assert views[0].strides[:2] == (72, 1)
-    (launch,) = execute.program(planned.form, config).launches(*views)
-    rows, cols = config.tile[0] * config.cluster_m, config.tile[1] * config.cluster_n
-    ctas = config.cluster_m * config.cluster_n
-    assert launch.grid == (min(132 // ctas, -(-m // rows) * -(-264 // cols)) * ctas, 1, 1)
