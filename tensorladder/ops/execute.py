@@ -16,7 +16,7 @@ import torch
 from tensorladder.core.errors import UsageError
 from tensorladder.core.program import Program
 from tensorladder.measure.request import parse_policy
-from tensorladder.ops import kernels, launch, on_virtual
+from tensorladder.ops import fast, kernels, launch, on_virtual
 from tensorladder.ops import tune as tuning
 from tensorladder.ops.choose import choose
 from tensorladder.ops.kernels import Choice
@@ -108,7 +108,9 @@ def _on_gpu(
                     launcher = launch.make(plan, compiled(plan.form, knobs(choice, sms)), on, on, device)
                     return lambda: launcher(on, *factors)
 
-                tuning.tune(tuning.key(place, plan), tuning.timer(torch, tensors, bind))
+                before = tuning.chosen(place, plan)
+                if tuning.tune(tuning.key(place, plan), tuning.timer(torch, tensors, bind)) != before:
+                    fast.forget()
             config = knobs(tuning.chosen(place, plan), sms)
         launcher = launch.make(plan, compiled(plan.form, config), tensors, call, device)
         launcher(call, *factors)

@@ -276,9 +276,16 @@ def test_calls_measure_once_and_then_run_the_winner(torch, monkeypatch):
     from tensorladder.ops import execute
 
     seen = []
-    monkeypatch.setattr(execute, "_launch", lambda plan, tensors, factors, config: seen.append((tensors, config)))
+    monkeypatch.setattr(
+        execute.launch, "make",
+        lambda plan, kernel, tensors, call, device: lambda *given: seen.append((tensors, kernel)),
+    )  # fmt: skip
+    monkeypatch.setattr(execute, "compiled", lambda form, config: config)
     monkeypatch.setattr(execute, "knobs", lambda choice, sms: choice)
     monkeypatch.setattr(execute, "_properties", lambda index: ((9, 0), 132))
+    monkeypatch.setattr(execute.driver, "use_context", lambda device: None)
+    forgotten = []
+    monkeypatch.setattr(execute.fast, "forget", lambda: forgotten.append(1))
     monkeypatch.setattr(tune, "place", lambda torch, index, arch: PLACE)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
 
@@ -291,9 +298,10 @@ def test_calls_measure_once_and_then_run_the_winner(torch, monkeypatch):
     tensors = {"a": torch.ones(777, 1600), "b": torch.ones(1600, 6400), "out": torch.ones(777, 6400), "bias": None}
     for tuned in (False, True, True, False):
         seen.clear()
-        execute._on_gpu(PLAN, tensors, torch.ones(2), None, tuned)
+        execute._on_gpu(PLAN, tensors, tensors, (1.0, 0.0), None, tuned)
         assert seen[-1][0] is tensors and all(on["out"] is not tensors["out"] for on, _ in seen[:-1])
     assert len(seen) == 1 and seen[0][1] == tune.contenders(key())[-1] != choose(*PRODUCT, 132)
+    assert len(forgotten) == 1  # calls that knew the model's choice take the winner
 
 
 def test_on_the_virtual_gpu_the_model_chooses(torch, monkeypatch):
@@ -305,5 +313,5 @@ def test_on_the_virtual_gpu_the_model_chooses(torch, monkeypatch):
     monkeypatch.setattr(execute.on_virtual, "run", lambda plan, tensors, factors, config, *rest: configs.append(config))
     tune.tune(key(), Timer(fast=4))
     with pytest.warns(UserWarning, match=r"^tune: the virtual GPU measures nothing, the model chooses$"):
-        execute.run(PLAN, {"a": torch.ones(1), "b": torch.ones(1), "out": torch.ones(1)}, 1.0, 0.0, tune=True)
+        execute.run(PLAN, {"a": torch.ones(1), "b": torch.ones(1), "out": torch.ones(1)}, {}, 1.0, 0.0, tune=True)
     assert configs == [kernels.config(choose(*PRODUCT, 132), 132)]
