@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tensorladder.core import dlpack
 from tensorladder.core.dlpack import View
 from tensorladder.core.errors import MissingExtra, UsageError
 from tensorladder.core.program import Program
@@ -159,7 +160,7 @@ def _on_gpu(planned: GroupedPlan, given: dict[str, Tensor], config: Any) -> None
 
 def views(planned: GroupedPlan, given: dict[str, Tensor]) -> list[View | None]:
     """The kernel's arguments: tensors as what it sees."""
-    where = (execute.CUDA, given["a"].device.index or 0)
+    where = (dlpack.CUDA, given["a"].device.index or 0)
     made: list[View | None] = []
     for name, operand in planned.operands:
         one = given.get(name)
