@@ -19,7 +19,7 @@ Kept = Mapping[str, tuple[Record, list[Record]]]
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
-OP = ("llm", "square", "fused", "epilogues", "fp8")  # suites that time the op, as they are shown
+OP = ("llm", "square", "fused", "epilogues", "grouped", "fp8")  # suites that time the op, as they are shown
 SIDES = (4096, 8192)
 ABOUT = """# Results
 

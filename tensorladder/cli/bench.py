@@ -6,6 +6,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -43,6 +44,9 @@ def bench(
         list[str] | None,
         typer.Option("--op", metavar="|".join(calls.CALLS), help="not rungs but calls of the op (repeatable)"),
     ] = None,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="with --op: once more, with kernels that the op tuned first")
+    ] = False,
     shape: Annotated[
         list[str] | None, typer.Option("--shape", metavar="512,512,512", help="these shapes (repeatable)")
     ] = None,
@@ -83,10 +87,10 @@ def bench(
                 raise UsageError("--rungs and --op: one of them, a run times rungs or calls of the op")
             if ncu:
                 raise UsageError("--ncu is for rungs")
-            host, rows = _op_on_gpu(chosen, ops, pack, quack, dtype or (), options, refused)
+            host, rows = _op_on_gpu(chosen, ops, tune, pack, quack, dtype or (), options, refused)
         else:
-            if quack is not None:
-                raise UsageError("--quack is for --op")
+            if quack is not None or tune:
+                raise UsageError("--quack and --tune are for --op")
             host, rows = _on_gpu(chosen, pack, specs, dtype or (), options, refused)
             if ncu:
                 rows = _with_counters(chosen, pack, specs, dtype or (), host, rows, refused)
@@ -148,6 +152,7 @@ def _with_counters(
 def _op_on_gpu(
     suite: suites.Suite,
     ops: list[str],
+    tune: bool,
     pack: str | None,
     quack: str | None,
     dtypes: Sequence[str],
@@ -156,6 +161,8 @@ def _op_on_gpu(
 ) -> tuple[measure.Record, Iterator[measure.Record]]:
     found = [calls.find(name) for name in ops]
     called = [(call, calls.dtype_of(call, dtype)) for call in found for dtype in dtypes or (None,)]
+    if tune:  # after all the others: a call takes what was tuned once
+        called += [(replace(call, tune=True), dtype) for call, dtype in called]
     if pack is not None:
         os.environ["TENSORLADDER_PACK"] = pack
     host = measure.machine(suite)

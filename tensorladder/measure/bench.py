@@ -243,7 +243,7 @@ def _one(
     ok = error <= tolerance and (within or rung.tolerance is not None)
     base: Record = {
         "rung": job.label, "shape": list(entry.shape), "dtype": entry.dtype, "arch": entry.arch, "on": "gpu",
-        "config": dict(entry.config), "ok": ok, "error": error if math.isfinite(error) else None,
+        "config": dict(entry.config), "ok": ok, "error": _error(error),
         "tolerance": tolerance, "bytes": workload.bytes, "flops": workload.problem.flops(entry.shape),
     }  # fmt: skip
     if not ok:
@@ -326,14 +326,19 @@ def _called(
     ok = within and error <= work.tolerance
     base: Record = {
         "rung": work.call.label, "shape": list(work.shape), "dtype": work.dtype, "on": "gpu",
-        **chosen(work.call, work.shape, work.dtype, sms), "ok": ok, "error": error if math.isfinite(error) else None,
-        "tolerance": work.tolerance, "bytes": work.bytes, "flops": work.flops,
+        **chosen(torch, work.call, work.sets[0], sms), "ok": ok, "error": _error(error),
+        "tolerance": float(f"{work.tolerance:.4g}"), "bytes": work.bytes, "flops": work.flops,
     }  # fmt: skip
     if not ok:
         yield {**base, **_nothing("wrong, so not timed")}
         return
     contenders = dict(rivals(work, quack, refused))
     yield from _contest(torch, base, runs, contenders, meter, options)
+
+
+def _error(error: float) -> float | None:
+    """Four digits of it; None for infinity, which JSON has not."""
+    return float(f"{error:.4g}") if math.isfinite(error) else None
 
 
 def timed(times: Times, flops: int) -> Record:

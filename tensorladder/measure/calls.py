@@ -17,7 +17,6 @@ from tensorladder.problems import DTYPES
 from tensorladder.problems.gemm import NARROW_K, NARROW_STEP, narrow_sum
 from tensorladder.problems.gemm_epilogue import EPILOGUE_STEPS
 from tensorladder.problems.problem import ACCUMULATE_STEP, CONFIDENCE
-from tensorladder.rungs.parts.form import Form
 
 Shape = tuple[int, int, int]
 Tensors = dict[str, Any]
@@ -33,7 +32,9 @@ SLOPES = {"none": 1.0, "relu": 1.0, "gelu": 1.13, "silu": 1.1}
 @dataclass(frozen=True)
 class Call:
     """A way to call the op. scales: "" for none, "tensor" for a factor an operand, "row" for one a row of A and of the
-    weight. gated: the weight's first half of rows is the gate's, and C has N / 2 columns. dtypes: the first is timed.
+    weight. gated: the weight's first half of rows is the gate's, and C has N / 2 columns. groups: rows of A belong
+    to so many groups of uneven sizes, each with a weight of its own. tune: it may measure what is best first. dtypes:
+    the first is timed.
     """
 
     name: str
@@ -42,24 +43,19 @@ class Call:
     activation: str = "none"
     gated: bool = False
     scales: str = ""
+    groups: int = 0
+    tune: bool = False
     dtypes: tuple[str, ...] = ("bf16", "fp16")
 
     @property
     def label(self) -> str:
         """What its records are called."""
-        return "matmul" if self.name == "matmul" else f"matmul {self.name}"
+        words = "matmul" if self.name == "matmul" else f"matmul {self.name}"
+        return f"{words}, tuned" if self.tune else words
 
     def output(self, dtype: str) -> str:
         """Element type of C."""
         return dtype if DTYPES[dtype].bits > 8 else "bf16"
-
-    def form(self, dtype: str) -> Form:
-        """The product as kernels have it."""
-        out = self.output(dtype)
-        return Form(
-            dtype, out, out if self.residual else "", out if self.bias else "", activation=self.activation,
-            scaled=bool(self.scales), gated=self.gated,
-        )  # fmt: skip
 
 
 CALLS: dict[str, Call] = {
@@ -70,6 +66,7 @@ CALLS: dict[str, Call] = {
         Call("bias-silu", bias=True, activation="silu"),
         Call("bias-residual", bias=True, residual=True),
         Call("swiglu", activation="silu", gated=True),
+        *(Call(f"grouped-{groups}", groups=groups) for groups in (8, 32, 128)),
         Call("fp8", scales="tensor", dtypes=("e4m3",)),
         Call("fp8-rows", scales="row", dtypes=("e4m3",)),
     )
@@ -93,30 +90,48 @@ def dtype_of(call: Call, asked: str | None) -> str:
 
 def ours(call: Call, t: Mapping[str, Any]) -> Callable[[], Any]:
     """The op on these tensors, with its own choice of a kernel."""
-    from tensorladder.ops import matmul
+    from tensorladder.ops import grouped_matmul, matmul, swiglu
 
+    if call.groups:
+        right = t["B"].mT
+        return lambda: grouped_matmul(t["A"], right, t["ends"])
     options: dict[str, Any] = {"out": t["C"]}
     if call.bias:
         options["bias"] = t["bias"]
     if call.residual:
         options |= {"residual": t["R"], "beta": 1.0}
-    if call.gated:
-        options["swiglu"] = "halves"
-    elif call.activation != "none":
+    if call.activation != "none":
         options["activation"] = call.activation
     if call.scales:
         options |= {"scale_a": t["p"], "scale_b": t["q"]}
+    if call.tune:
+        options["tune"] = True
+    function = swiglu if call.gated else matmul
     a, b = t["A"], t["B"].t()
-    return lambda: matmul(a, b, **options)
+    return lambda: function(a, b, **options)
 
 
-def chosen(call: Call, shape: Shape, dtype: str, sm_count: int) -> dict[str, Any]:
-    """The kernel that the op takes for a shape, and its knobs; nothing where that is not known."""
-    from tensorladder.ops.choose import choose
+def chosen(torch: Any, call: Call, t: Mapping[str, Any], sm_count: int) -> dict[str, Any]:
+    """The kernel that the op takes for these tensors, and its knobs; nothing where no kernel does it."""
+    if call.groups:
+        return {"kernel": "c9"}
+    from tensorladder.ops import execute, inputs, operator, tune
+    from tensorladder.ops.plan import plan
 
-    m, n, k = shape
+    b, up = t["B"].t(), None
+    if call.gated:
+        b, up = operator.split(b, "halves")
+    given = {"bias": "bias", "residual": "R", "scale_a": "p", "scale_b": "q", "out": "C"}
+    arrays: dict[str, Any] = {name: inputs.maybe(name, t.get(key)) for name, key in given.items()}
+    where = tune.Place("", "", execute.ARCH, sm_count)
+    if t["A"].is_cuda:
+        where = tune.place(torch, t["A"].device.index, execute.ARCH)
     try:
-        found = choose(m, n // 2 if call.gated else n, k, 1, call.form(dtype), sm_count)
+        planned = plan(
+            inputs.array("a", t["A"]), inputs.array("b", b), up=inputs.maybe("b", up), activation=call.activation,
+            beta=float(call.residual), **arrays,
+        )  # fmt: skip
+        found = tune.chosen(where, planned)
     except TensorladderError:
         return {}
     return {"kernel": found.kernel, "config": {knob: _plain(value) for knob, value in found.knobs}}
@@ -134,7 +149,8 @@ def sets_for(size: int, l2: int) -> int:
 class Work:
     """Sets of operands for a call, enough of them to fill twice the L2, and the judgement of a result.
 
-    A (M, K), B (N, K), C (M, N or N / 2), bias (N), R as C, p (M, 1) and q (1, N), or one factor each.
+    A (M, K), B (N, K), C (M, N or N / 2), bias (N), R as C, p (M, 1) and q (1, N), or one factor each. With groups, B
+    is (groups, N, K), and `ends` (groups,) says where the rows of each end.
     """
 
     def __init__(self, torch: Any, call: Call, shape: Shape, dtype: str, l2: int, device: str = "cuda") -> None:
@@ -167,7 +183,8 @@ class Work:
 
         # An activation is there for sums of about 1.
         narrow = 1.0 if call.activation == "none" else k**-0.5
-        made = {"A": normal(m, k), "B": normal(n, k, scale=narrow)}
+        weights = (call.groups, n, k) if call.groups else (n, k)
+        made = {"A": normal(m, k), "B": normal(*weights, scale=narrow)}
         columns = n // 2 if call.gated else n
         rows = torch.empty((m, -(-columns // PITCH) * PITCH), device=self.device, dtype=out)
         made["C"] = rows[:, :columns]
@@ -175,6 +192,10 @@ class Work:
             made["bias"] = normal(n, to=out)
         if call.residual:
             made["R"] = normal(m, columns, to=out)
+        if call.groups:
+            cuts = torch.randint(0, m + 1, (call.groups - 1,), generator=generator, device=self.device)
+            last = torch.full((1,), m, device=self.device)
+            made["ends"] = torch.cat((cuts.sort().values, last)).to(torch.int32)
         if call.scales:
             for name, extents in (("p", (m, 1)), ("q", (1, n))):
                 factors = torch.rand(
@@ -184,10 +205,15 @@ class Work:
         return made
 
     def check(self, run: Callable[[], Any]) -> tuple[bool, float]:
-        """Run once on the first set and compare C with float64: (every element within its bound, relative norm)."""
+        """Run once on the first set and compare C with float64: (every element within its bound, relative norm).
+
+        A result that is given back goes into C first.
+        """
         tensors = self.sets[0]
         tensors["C"].fill_(math.nan)
-        run()
+        given = run()
+        if isinstance(given, self.torch.Tensor) and given is not tensors["C"]:
+            tensors["C"].copy_(given)
         rows = max(1, CHECKED_AT_ONCE // self.shape[1])
         within, wrong, size = True, 0.0, 0.0
         for at in range(0, self.shape[0], rows):
@@ -220,17 +246,27 @@ class Work:
 
     def _accumulated(self, t: Tensors, rows: slice) -> tuple[Any, Any]:
         """The scaled sums of products, and how far those of float32 accumulators may be from them."""
-        a, b, k = t["A"][rows].double(), t["B"].double(), self.shape[-1]
+        a = t["A"][rows].double()
+        if self.call.groups:
+            ends = [min(max(end - rows.start, 0), a.shape[0]) for end in t["ends"].tolist()]
+            parts = [self._sums(a[begin:end], b.double()) for begin, end, b in zip([0, *ends], ends, t["B"])]
+            sums, errors = (self.torch.cat(part) for part in zip(*parts))
+        else:
+            sums, errors = self._sums(a, t["B"].double())
+        if self.call.scales:
+            p = t["p"].double()
+            factors = (p if p.ndim == 0 else p[rows]) * t["q"].double()
+            sums, errors = sums * factors, errors * factors
+        return sums, errors
+
+    def _sums(self, a: Any, b: Any) -> tuple[Any, Any]:
+        k = self.shape[-1]
         sums = a @ b.t()
         steps = CONFIDENCE * math.sqrt(k) + EPILOGUE_STEPS
         errors = steps * ACCUMULATE_STEP * (a.abs() @ b.abs().t())
         if narrow := narrow_sum(self.shape, DTYPES[self.dtype]):
             squares = (a**2) @ (b**2).t()
             errors = errors + CONFIDENCE * narrow * squares**0.5 + k / NARROW_K * NARROW_STEP * sums.abs()
-        if self.call.scales:
-            p = t["p"].double()
-            factors = (p if p.ndim == 0 else p[rows]) * t["q"].double()
-            sums, errors = sums * factors, errors * factors
         return sums, errors
 
     @staticmethod

@@ -106,7 +106,10 @@ def _cublaslt(torch: Any, call: Call, t: Tensors) -> Run | None:
 
 
 def _eager(torch: Any, call: Call, t: Tensors) -> Run | None:
-    """torch, operation by operation: only where there is an epilogue, else it is cuBLAS."""
+    """torch, operation by operation: only where there is an epilogue, else it is cuBLAS; or its grouped product."""
+    if call.groups:
+        right = t["B"].mT
+        return lambda: torch._grouped_mm(t["A"], right, offs=t["ends"])
     if call.name == "matmul" or call.scales:
         return None
     function, arguments = plain(torch, call), _arguments(t)
@@ -137,7 +140,7 @@ def plain(torch: Any, call: Call) -> Callable[..., Any]:
 def _compiled(work: Work) -> Rival | None:
     """`torch.compile` for this one shape, in the better of its modes; with an epilogue only, which it can fuse."""
     torch, call = work.torch, work.call
-    if call.name == "matmul" or call.scales:
+    if call.name == "matmul" or call.scales or call.groups:
         return None
     torch._dynamo.reset()  # a function is compiled for so many shapes only, then no more
     candidates = {}

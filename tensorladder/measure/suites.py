@@ -88,6 +88,12 @@ _FEW: dict[Shape, str] = {
         (16, 4096, 14336),
     )
 }
+_EXPERTS: dict[Shape, str] = {
+    (16384, 4096, 7168): "DeepSeek-V3 gate up, 16384 tokens of all experts",
+    (8192, 5760, 2880): "gpt-oss-20b gate up",
+    (4096, 2048, 768): "Qwen3-30B-A3B down",
+    (512, 1536, 2048): "Qwen3-30B-A3B gate up, decode",
+}
 _THREE = dict(list(_FEW.items())[:6:2])
 
 SUITES: dict[str, Suite] = {
@@ -108,6 +114,10 @@ SUITES: dict[str, Suite] = {
             "bf16",
             _THREE,
             ops=("bias-silu", "bias-residual", "swiglu"),
+        ),
+        Suite(
+            "grouped", "experts' layers, tokens in 8, 32 or 128 uneven groups", "bf16", _EXPERTS,
+            ops=("grouped-8", "grouped-32", "grouped-128"),
         ),
         Suite("fp8", "the op on e4m3, scales by tensor and by row", "e4m3", _FEW, ops=("fp8", "fp8-rows")),
     )

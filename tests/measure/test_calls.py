@@ -29,7 +29,11 @@ def by_torch(made, number=0):
     call, t = made.call, made.sets[number]
 
     def run():
-        x = t["A"].float() @ t["B"].float().t()
+        if call.groups:
+            ends = t["ends"].tolist()
+            x = torch.cat([t["A"][i:j].float() @ b.float().t() for i, j, b in zip([0, *ends], ends, t["B"])])
+        else:
+            x = t["A"].float() @ t["B"].float().t()
         if call.scales:
             x = x * t["p"] * t["q"]
         if call.bias:
@@ -65,7 +69,7 @@ def test_a_right_result_passes_and_one_wrong_element_does_not(monkeypatch, name,
     assert not within and math.isinf(error)
 
 
-@pytest.mark.parametrize("name", ["matmul", "bias-gelu", "bias-silu", "bias-residual"])
+@pytest.mark.parametrize("name", ["matmul", "bias-gelu", "bias-residual", "swiglu", "grouped-8", "fp8-rows"])
 def test_the_op_passes_on_the_virtual_gpu(monkeypatch, name):
     pytest.importorskip("cutlass")
     monkeypatch.setenv("TENSORLADDER_DEVICE", "vgpu")
@@ -82,7 +86,7 @@ def test_operands_fill_twice_the_l2_and_rows_of_c_are_aligned():
     assert work("swiglu").sets[0]["C"].shape == (37, 24)
 
 
-@pytest.mark.parametrize("name", [name for name, call in calls.CALLS.items() if not call.scales])
+@pytest.mark.parametrize("name", [name for name, call in calls.CALLS.items() if not (call.scales or call.groups)])
 def test_torch_of_its_own_computes_the_same(name):
     made = work(name)
     by_torch(made)()
@@ -92,9 +96,11 @@ def test_torch_of_its_own_computes_the_same(name):
 
 
 def test_what_the_op_chooses_is_named():
-    found = calls.chosen(calls.find("matmul"), (4096, 4096, 4096), "bf16", 132)
-    assert found["kernel"] and found["config"]
-    json.dumps(found)
+    for name in ("matmul", "bias-residual"):
+        made = work(name)
+        found = calls.chosen(torch, made.call, made.sets[0], 132)
+        assert found["kernel"] and found["config"]
+        json.dumps(found)
 
 
 def test_wrong_names_are_one_line():
@@ -240,7 +246,7 @@ def test_a_shape_that_the_op_refuses_is_left_out(monkeypatch):
         (("--op", "gemv"), "--op 'gemv' is not known"),
         (("--op", "matmul", "--rungs", "c5"), "--rungs and --op: one of them"),
         (("--op", "matmul", "--dtype", "e4m3"), "--dtype e4m3: --op matmul takes"),
-        (("--quack", "x", "--rungs", "c5"), "--quack is for --op"),
+        (("--quack", "x", "--rungs", "c5"), "--quack and --tune are for --op"),
         (("--suite", "fused", "--on", "vgpu"), "are for --on gpu"),
         (("--suite", "llm", "--shape", "5,5"), "a suite's are M,N,K"),
     ],
