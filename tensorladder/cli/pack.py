@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -28,9 +29,17 @@ def pack(
         list[str] | None, typer.Option("--shape", metavar="512,512,512", help="these shapes (repeatable)")
     ] = None,
     dtype: Annotated[list[str] | None, typer.Option("--dtype", help="these element types (repeatable)")] = None,
+    ops: Annotated[bool, typer.Option("--ops", help="kernels of the ops instead, for TENSORLADDER_PACK=DIR")] = False,
+    form: Annotated[
+        list[str] | None, typer.Option("--form", metavar="bf16,bias=bf16", help="of the ops, these (repeatable)")
+    ] = None,
+    sms: Annotated[int, typer.Option("--sms", help="of the ops, for a GPU of so many SMs")] = 132,
+    add: Annotated[bool, typer.Option("--add", help="of the ops, to a pack that is there")] = False,
     as_json: Json = False,
 ) -> int:
     """Compile rungs, with no GPU, into a folder that loads beside torch and a driver alone."""
+    if ops or form:
+        return _ops(folder, arch, form or (), dtype or ("bf16", "fp16", "e4m3"), shape or (), sms, add, as_json)
     start = time.perf_counter()
     shapes = [parse_shape(text) for text in shape or ()]
     wanted = packs.wanted(rungs or (), arch, suites.find(suite), shapes, dtype or ())
@@ -56,4 +65,26 @@ def pack(
             f"{folder}: {entries} kernels of {len(names)} rungs for {arch}{any_extents}, {size / 1e6:.1f} MB, "
             f"{seconds:.1f} s"
         )
+    return 0
+
+
+def _ops(
+    folder: str, arch: str, spelt: Sequence[str], dtypes: Sequence[str], shapes: Sequence[str], sms: int, add: bool,
+    as_json: bool,
+) -> int:  # fmt: skip
+    """Kernels of the ops: of these forms, or of what is packed by default for these element types."""
+    from tensorladder.ops import packing
+
+    start = time.perf_counter()
+    forms = [packing.parse_form(text) for text in spelt] or [one for dtype in dtypes for one in packing.forms(dtype)]
+    wanted = packing.wanted(arch, forms, [parse_shape(text) for text in shapes], sms)
+    with output.progress(f"compiling {len(wanted)} kernels for {arch}"):
+        made = [packing.make(arch, one) for one in wanted]
+    size = packing.write(folder, arch, made, packs.made_with(), add)
+    seconds = time.perf_counter() - start
+    facts = {"file": folder, "rungs": [], "arch": arch, "ops": len(made), "bytes": size, "seconds": seconds}
+    if as_json:
+        output.emit(facts)
+    else:
+        output.write(f"{folder}: {len(made)} kernels of ops for {arch}, {size / 1e6:.1f} MB, {seconds:.1f} s")
     return 0

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gzip
 import hashlib
 import importlib.metadata
 import platform
@@ -20,6 +21,7 @@ from tensorladder.core import arch as archs
 from tensorladder.core.errors import TensorladderError, UsageError
 from tensorladder.frontends import ptxparams
 from tensorladder.frontends.cutedsl import host_part
+from tensorladder.frontends.cutedsl_inner import ABSENT, Compiled
 from tensorladder.measure.dynamic import arguments, templates
 from tensorladder.measure.suites import Suite, dtype_for, rungs_of, takes
 from tensorladder.problems import DTYPES
@@ -151,18 +153,30 @@ def make(one: Wanted, arch: str) -> Made:
     part = host_part(program)
     if part is None:
         return Made(entry, code, None, {})
-    image = pack.digest(part.image)
+    object_file = compact(part.image, program.modules[0].cubin or b"")
+    image = pack.digest(object_file)
     names, outputs = (a.name for a in arrays), (a.name for a in arrays if a.output)
     module = program.modules[0]
     dynamic = Dynamic(
         one.info.name, arch, *facts, tuple(names), tuple(outputs), part.name, platform.machine(),
-        pack.digest(module.cubin), image, ptxparams.heads(module.ptx), _unread(module.ptx),
-        tuple(arguments([part.specs[n] for n in part.names])),
+        pack.digest(module.cubin), image, ptxparams.heads(module.ptx), unread(module.ptx),
+        tuple(arguments(demands(part))),
     )  # fmt: skip
-    return Made(entry, code, dynamic, {image: part.image})
+    return Made(entry, code, dynamic, {image: object_file})
 
 
-def _unread(ptx: str) -> dict[str, list[list[int]]]:
+def compact(image: bytes, cubin: bytes) -> bytes:
+    """A host object as packs keep it: compressed, without the copy of the machine code that compilers put in."""
+    return gzip.compress(image.replace(cubin, bytes(len(cubin))), mtime=0)
+
+
+def demands(part: Compiled) -> list[Any]:
+    """What a host part demands of each argument, None for an absent one."""
+    return [None if part.specs[name] == ABSENT else part.specs[name] for name in part.names]
+
+
+def unread(ptx: str) -> dict[str, list[list[int]]]:
+    """For each kernel, the parts of its parameters that it does not read."""
     return {kernel: [list(part) for part in ptxparams.unread(ptx, kernel)] for kernel in ptxparams.entries(ptx)}
 
 

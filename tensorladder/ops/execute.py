@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ import torch
 from tensorladder.core.errors import UsageError
 from tensorladder.core.program import Program
 from tensorladder.measure.request import parse_policy
-from tensorladder.ops import fast, kernels, launch, on_virtual
+from tensorladder.ops import fast, kernels, launch, on_virtual, packs
 from tensorladder.ops import tune as tuning
 from tensorladder.ops.choose import choose
 from tensorladder.ops.kernels import Choice
@@ -105,16 +105,27 @@ def _on_gpu(
             if tune:
 
                 def bind(choice: Choice, on: Mapping[str, torch.Tensor | None]) -> Callable[[], None]:
-                    launcher = launch.make(plan, compiled(plan.form, knobs(choice, sms)), on, on, device)
+                    launcher = launch.make(plan, kernel(plan, (choice,), sms), on, on, device)
                     return lambda: launcher(on, *factors)
 
                 before = tuning.chosen(place, plan)
                 if tuning.tune(tuning.key(place, plan), tuning.timer(torch, tensors, bind)) != before:
                     fast.forget()
-            config = knobs(tuning.chosen(place, plan), sms)
-        launcher = launch.make(plan, compiled(plan.form, config), tensors, call, device)
+            found = kernel(plan, tuning.ranked(place, plan), sms)
+        else:
+            found = compiled(plan.form, config)
+        launcher = launch.make(plan, found, tensors, call, device)
         launcher(call, *factors)
     return launcher
+
+
+def kernel(plan: Plan, ranked: Sequence[Choice], sm_count: int) -> Compiled:
+    """The kernel of the first choice, packed or compiled; without the DSL of the first one that is packed.
+
+    UsageError where none is, MissingExtra without a pack too.
+    """
+    found = packs.kernel(plan, ranked, sm_count, nearest=not kernels.can_build())
+    return found or compiled(plan.form, knobs(ranked[0], sm_count))
 
 
 def compiled(form: Form, config: Any) -> Compiled:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,6 +126,12 @@ def of(config: Any) -> Kernel:
             return kernel
     classes = ", ".join(kernel.config for kernel in KERNELS.values())
     raise UsageError(f"config: {type(config).__name__}: it takes {classes}")
+
+
+@functools.cache
+def can_build() -> bool:
+    """Whether the DSL is installed."""
+    return importlib.util.find_spec("cutlass") is not None
 
 
 def build(arch: str, form: Form, config: Any) -> Program:

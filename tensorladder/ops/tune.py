@@ -118,6 +118,13 @@ def chosen(place: Place, plan: Plan) -> Choice:
     return winner(of) or rank(*of.product, place.sm_count, place.arch)[0]
 
 
+def ranked(place: Place, plan: Plan) -> tuple[Choice, ...]:
+    """What to run, the best first: the kept winner where there is one, then by the model."""
+    of = key(place, plan)
+    found, model = winner(of), rank(*of.product, place.sm_count, place.arch)
+    return model if found is None else (found, *(one for one in model if one != found))
+
+
 def forget() -> None:
     """Drop what this process knows; the disk is asked again."""
     _known.clear()

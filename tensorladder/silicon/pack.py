@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import base64
 import functools
+import gzip
 import hashlib
 import json
 import os
@@ -29,10 +30,10 @@ from tensorladder.core.errors import UsageError
 from tensorladder.core.program import Dim3, Launch, Module
 from tensorladder.silicon import driver
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
 CODE, HOST = "code", "host"
-SUFFIX = {CODE: ".cubin", HOST: ".o"}
+SUFFIX = {CODE: ".cubin", HOST: ".o.gz"}
 ALIGN = 16
 """Bytes that every array's address is a multiple of: what TMA and the widest load take."""
 
@@ -106,7 +107,8 @@ class Dynamic:
 
     names, outputs: of the arrays. function: the host code's entry point. machine: whose native code that is. code,
     host: digests of the machine code and of the object. heads: the kernels' declarations as PTX has them. unread: for
-    each kernel, which parts of its parameters it does not read. arguments: what the host code demands of each array.
+    each kernel, which parts of its parameters it does not read. arguments: what the host code demands of each array,
+    None for one that is absent. op: what finds a kernel of ops (`ops.packs`); None for a rung.
     """
 
     rung: str
@@ -122,7 +124,8 @@ class Dynamic:
     host: str
     heads: str
     unread: Mapping[str, Any]
-    arguments: tuple[Mapping[str, Any], ...]
+    arguments: tuple[Mapping[str, Any] | None, ...]
+    op: Mapping[str, Any] | None = None
 
 
 def _dynamic(record: Mapping[str, Any]) -> Dynamic:
@@ -217,7 +220,14 @@ class Pack:
 
     def host(self, digest: str) -> bytes:
         """A host object."""
-        return _path(self.folder, HOST, digest).read_bytes()
+        return gzip.decompress(_path(self.folder, HOST, digest).read_bytes())
+
+    def files(self, kind: str) -> dict[str, bytes]:
+        """All of its machine code or host objects, as they are kept, by digest."""
+        return {path.name.removesuffix(SUFFIX[kind]): path.read_bytes() for path in self._paths(kind)}
+
+    def _paths(self, kind: str) -> list[Path]:
+        return sorted((self.folder / kind).glob(f"*{SUFFIX[kind]}"))
 
 
 def write(
@@ -231,7 +241,7 @@ def write(
 ) -> int:
     """Write a pack; the manifest last, so that a pack that was cut short has none. Its size in bytes.
 
-    code, host: machine code and host objects by digest. UsageError where the folder cannot be written.
+    code, host: machine code and compressed host objects by digest. UsageError where the folder cannot be written.
     """
     folder, files = Path(folder), {CODE: code, HOST: host or {}}
     try:
@@ -240,7 +250,7 @@ def write(
         for kind, images in files.items():
             (folder / kind).mkdir(exist_ok=True)
             for old in (folder / kind).glob(f"*{SUFFIX[kind]}"):
-                if old.stem not in images:
+                if old.name.removesuffix(SUFFIX[kind]) not in images:
                     old.unlink()
             for digest, image in images.items():
                 _path(folder, kind, digest).write_bytes(image)

@@ -302,7 +302,7 @@ def test_calls_with_known_extents_do_not_ask_the_host_code_again(dynamic, monkey
 def test_a_missing_host_object_and_another_machine_are_one_line(dynamic, tmp_path, monkeypatch):
     copy = shutil.copytree(dynamic, tmp_path / "p")
     cut(next((copy / pack.HOST).iterdir()), 100)
-    with pytest.raises(UsageError, match=r"host/\w+\.o has 100 bytes of"):
+    with pytest.raises(UsageError, match=r"host/\w+\.o\.gz has 100 bytes of"):
         pack.Pack.open(copy)
     monkeypatch.setattr(objectcode.platform, "machine", lambda: "riscv64")
     opened = packs.open_current(dynamic)

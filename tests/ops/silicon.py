@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import types
 
 from tensorladder.core.program import Launch
@@ -19,10 +20,7 @@ class Gpu:
     """As much of libcuda as launches need. launched: (stream, Launch) of each; run: whether they run, too."""
 
     def __init__(self, policy="eager"):
-        from tensorladder.vgpu import Device
-
-        self.device = Device("sm_90a", policy)
-        self.device.memory.add_range(0x1000, 1 << 47, "host memory")
+        self.policy = policy
         self.modules, self.functions, self.launched, self.memory = {}, {}, [], []
         self.run, self.contexts, self.answers = True, 0, []
 
@@ -54,6 +52,14 @@ class Gpu:
         if self.run:
             self.device.run(made)
         return 0
+
+    @functools.cached_property
+    def device(self):
+        from tensorladder.vgpu import Device
+
+        made = Device("sm_90a", self.policy)
+        made.memory.add_range(0x1000, 1 << 47, "host memory")
+        return made
 
     def cuMemAlloc_v2(self, out, size):
         self.memory.append(ctypes.create_string_buffer(size.value))
@@ -103,6 +109,7 @@ def install(monkeypatch, policy="eager"):
     execute.program.cache_clear()
     monkeypatch.setattr(driver, "library", lambda: gpu)
     monkeypatch.setattr(driver, "load", gpu.load)
+    monkeypatch.setattr(driver, "capability", lambda device=0: execute.CAPABILITY)
     monkeypatch.setattr(driver, "use_context", use_context)
     monkeypatch.setattr(launch, "_functions", {})
     pairs = factors.Factors(0)

@@ -26,7 +26,7 @@ SMALL = choice("c6", tile=(64, 64, 64), warpgroups=1, stages=2, c_stages=1)
 
 @pytest.fixture
 def gpu(monkeypatch):
-    monkeypatch.setattr(execute.tuning, "chosen", lambda place, plan: SMALL)
+    monkeypatch.setattr(execute.tuning, "ranked", lambda place, plan: (SMALL,))
     torch.manual_seed(0)
     return silicon.install(monkeypatch)
 
