@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tensorladder.core.errors import UsageError
 from tensorladder.ops import fast, operator
-from tensorladder.ops.inputs import tensor
+from tensorladder.ops.inputs import name_of, tensor
 
 
 def matmul(
@@ -107,7 +107,7 @@ def _call(
     if out is None:
         return operator.call(*inputs, *rest, out_dtype, tune)
     if out_dtype is not None and out_dtype != out.dtype:
-        raise UsageError(f"out_dtype: {out_dtype}, but out is {out.dtype}: leave one of them out")
+        raise UsageError(f"out_dtype: {name_of(out_dtype)}, but out is {name_of(out.dtype)}: leave one of them out")
     operator.matmul_out(*inputs[:2], out, *inputs[2:], *rest, tune)
     return out
 
