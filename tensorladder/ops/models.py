@@ -8,7 +8,6 @@ all bytes take at its rate. The constants are fitted to the times in tests/data/
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import product as all_of
 from math import ceil, inf, log2
 from typing import Any, NamedTuple
 
@@ -20,7 +19,6 @@ ROW = 128  # bytes of a K step
 SMEM = 227 * 1024  # bytes that a CTA can have
 SMS = 132  # of an H200
 CLOCKS_A_US = 1750.0
-BYTES_A_US = 4.717e6  # of global memory
 
 
 class Model(NamedTuple):
@@ -46,17 +44,41 @@ def traffic(product: Product) -> float:
     return l * (operands + m * n * (bytes_of(form.out) + residual))
 
 
+def lines(major: str, rows: int, k: int, size: int) -> float:
+    """How much longer an operand takes to arrive where it is dense and its pitch no multiple of 128 bytes: each of the
+    box's rows then lies in two lines of L2."""
+    return TWO_LINES if (k if major == "k" else rows) * size % ROW else 1.0
+
+
+TWO_LINES = 1.944
+L2_OF_ONE = 76.9  # bytes a clock that arrive at an SM, at most
+L2_OF_ALL = 8017.0  # at all of them together
+MEMORY = 3022.0  # that come from global memory
+
+
 # ----------------------------------------------------------------------------------------------- c7: fused ping-pong
+
+#: (tile of C, CTAs of a cluster along M, along N), by how warpgroups share a tile: they take turns (""), or have a half
+#: each, below ("m") the other's. Of 60 that were measured those that are the best of all, or near, for some shape.
+C7_TILES = {
+    "": [
+        ((128, 192), 2, 1), ((128, 192), 1, 1), ((128, 160), 2, 1), ((128, 160), 1, 1), ((128, 128), 1, 2),
+        ((128, 128), 1, 1), ((128, 96), 1, 2), ((64, 224), 1, 1), ((64, 192), 2, 1), ((64, 192), 1, 1),
+        ((64, 160), 1, 2), ((64, 160), 1, 1), ((64, 128), 2, 1), ((64, 128), 1, 1), ((64, 96), 1, 2), ((64, 64), 1, 2),
+        ((64, 64), 1, 1),
+    ],
+    "m": [((256, 160), 2, 1), ((256, 160), 1, 2), ((128, 256), 2, 1), ((128, 256), 1, 1), ((128, 224), 2, 1)],
+}  # fmt: skip
 
 
 def _c7_candidates() -> Iterator[Choice]:
-    tiles = [(128, n) for n in (192, 160, 128, 96, 64)] + [(64, n) for n in (256, 224, 192, 160, 128, 96, 64)]
-    for (rows, cols), (cluster_m, cluster_n) in all_of(tiles, ((2, 1), (1, 2), (1, 1))):
-        wide = rows * cols // 128 > 160
-        c_stages = 1 if wide else 2
+    shared = [(split, *one) for split, tiles in C7_TILES.items() for one in tiles]
+    for split, (rows, cols), cluster_m, cluster_n in shared:
+        wide = rows * cols // (256 if split else 128) > 160  # accumulators a thread
+        c_stages = 1 if wide or split else 2
         room = SMEM - 1024 - 2 * c_stages * 64 * 128
         yield choice(
-            "c7", tile=(rows, cols, 64), cluster_m=cluster_m, cluster_n=cluster_n, c_stages=c_stages,
+            "c7", tile=(rows, cols, 64), split=split, cluster_m=cluster_m, cluster_n=cluster_n, c_stages=c_stages,
             stages=min(room // (ROW * (rows + cols)), 10),
             raster=_raster(rows * cluster_m, cols * cluster_n, cluster_m * cluster_n),
             producer_registers=24 if wide else 40, consumer_registers=240 if wide else 232,
@@ -80,34 +102,36 @@ def _c7_fits(knobs: dict[str, Any], form: Form) -> bool:
     return all(ctas == 1 or extent % ((64 if major == "mn" else 8) * ctas) == 0 for ctas, extent, major in shared)
 
 
-MULTIPLY = 1.371  # times the clocks of the tensor cores' peak
-STEP = 97  # clocks a K step besides
-L2_BYTES_A_CLOCK = 99.7, 7500.0  # that arrive at an SM, and at all of them together, at most
-SPLIT_ROWS = 1.915  # times as long where rows do not begin at multiples of 128 bytes: each then lies in two lines
-CLUSTER = 666  # clocks until the CTAs of a cluster have met
-LAUNCH = 3.67  # microseconds until the first operands have come, and for the last tile's epilogue
+MULTIPLY, STEP = 1.18, 59.0  # a K step: times the clocks of the tensor cores' peak, and clocks besides
+EPILOGUE, EPILOGUE_ELEMENT = 342.0, 0.093  # clocks of what of a tile's epilogue nothing hides, and an element
+CLUSTER = 740.0  # clocks until the CTAs of a cluster have met
+LAUNCH = 2.0  # microseconds
 
 
 def _c7_us(knobs: dict[str, Any], product: Product, sm_count: int) -> float:
     (rows, cols, _), cm, cn = knobs["tile"], knobs["cluster_m"], knobs["cluster_n"]
     m, n, k, l, form = product
-    clusters = ceil(m / (rows * cm)) * ceil(n / (cols // (2 if form.gated else 1) * cn)) * l
-    if sm_count < cm * cn:
+    resident = sm_count // (cm * cn)
+    if not resident:
         return inf
-    waves = ceil(clusters / (sm_count // (cm * cn)))
-    size = bytes_of(form.dtype)
-    steps = ceil(k * size / ROW)
-    loads = ROW * (rows / cn * _lines(form.a_major, m, k, size) + cols / cm * _lines(form.b_major, n, k, size))
-    one, all_of_them = L2_BYTES_A_CLOCK
-    ctas = min(clusters, sm_count // (cm * cn)) * cm * cn
-    step = max(MULTIPLY * rows * cols / 32 + STEP, loads / one, loads * ctas / all_of_them)
-    compute = (waves * steps * step + CLUSTER * (cm * cn > 1)) / CLOCKS_A_US
-    return LAUNCH + max(compute, traffic(product) / BYTES_A_US)
+    size, parts = bytes_of(form.dtype), 2 if form.gated else 1
+    down, across = ceil(m / (rows * cm)), ceil(n / (cols // parts * cn)) * l  # clusters' tiles
+    multiply = MULTIPLY * rows * cols / 32 + STEP
+    ways = lines(form.a_major, m, k, size), lines(form.b_major, n, k, size)
+    load = ROW * (rows / cn * ways[0] + cols / cm * ways[1])  # bytes that arrive at an SM
 
+    def step(clusters: int) -> float:
+        """Clocks of a K step of so many clusters at a time."""
+        high = min(down, knobs["raster"], clusters)
+        wide = min(across, ceil(clusters / high))
+        fresh = ROW * (high * min(rows * cm, m) + wide * min(cols * cn, n * parts))  # bytes that nobody has read yet
+        return max(multiply, load / L2_OF_ONE, load * clusters * cm * cn / L2_OF_ALL, fresh / MEMORY)
 
-def _lines(major: str, rows: int, k: int, size: int) -> float:
-    """How much longer an operand takes to arrive for its pitch, where it is dense."""
-    return SPLIT_ROWS if (k if major == "k" else rows) * size % ROW else 1.0
+    waves, rest = divmod(down * across, resident)
+    main = ceil(k * size / ROW) * (waves * step(resident) + (step(rest) if rest else 0.0))
+    shown = (waves + (rest > 0) if knobs["split"] else 1) * (EPILOGUE + EPILOGUE_ELEMENT * rows * cols)
+    compute = main + shown + CLUSTER * (cm * cn > 1)
+    return LAUNCH + max(compute, traffic(product) / 2523.0) / CLOCKS_A_US
 
 
 MODELS: dict[str, Model] = {"c7": Model(tuple(_c7_candidates()), _c7_fits, _c7_us)}
