@@ -43,6 +43,7 @@ LADDER = [
     "c5-ping-pong",
     "c6-epilogue",
     "c7-fused-ping-pong",
+    "c8-split-k",
     "c9-grouped",
     "d1-tcgen05",
     "d1-tcgen05-subtiles",

@@ -10,6 +10,7 @@ from tensorladder.rungs.parts.form import Form
 from tensorladder.rungs.rung import Rung
 
 WARPGROUP = 128  # threads
+PAD = 4  # floats after a column of partial sums, so that neighbouring columns begin in different banks
 CHUNK_ROWS = 64  # of C that a warpgroup stores at a time
 INPUTS = ("fp16", "bf16", "e4m3", "e5m2")
 OUTPUTS = ("fp16", "bf16", "fp32")
@@ -95,3 +96,32 @@ def check_smem(rung: Rung, arch: str, form: Form, config: Any, groups: int, colu
 def chunk_bytes(form: Form, columns: int) -> int:
     """Of a row of C that is stored at a time, of a tile's `columns`: 128, or 64 where 128 do not divide the tile's."""
     return 128 if columns * dtype_named(form.out).bits // 8 % 128 == 0 else 64
+
+
+def check_split(rung: Rung, arch: str, form: Form, config: Any) -> None:
+    """Knobs of a kernel that splits K over a cluster: WGMMA, TMA and the cluster cut the tile (N, M, K) evenly, and it,
+    the sums and the stages fit into a CTA."""
+    (bN, bM, bK), groups = config.tile, config.warpgroups
+    rung.require(1 <= groups <= 4, f"warpgroups={groups}: 1 to 4")
+    rung.require(min(config.tile) > 0 and max(bN, bM) <= 256, f"tile={config.tile}: rows of 1 to 256")
+    rung.require(bN % (64 * groups) == 0, f"tile={config.tile}: N must be a multiple of {64 * groups}")
+    rung.require(bK % 64 == 0, f"tile={config.tile}: K must be a multiple of 64 (128 bytes)")
+    fits = form.b_major == "k" or bN // (1 + form.gated) % 64 == 0
+    rung.require(fits, f"tile={config.tile}: N must give B and U multiples of 64 rows where those are contiguous")
+    for name, number, rows in (("passes", config.passes, 8), ("share", config.share, 8 if form.a_major == "k" else 64)):
+        fits = number > 0 and bM % (rows * number) == 0
+        rung.require(fits, f"{name}={number}: must cut the tile's {bM} rows of A into parts of whole {rows}")
+    ctas = config.split * config.share
+    rung.require(1 <= ctas <= archs.PORTABLE_CLUSTER, f"split * share: {ctas} CTAs, a cluster has 1 to 8")
+    rung.require(config.stages >= 2, f"stages={config.stages}: at least 2, one to fill and one to multiply")
+    rung.require(1 <= config.ctas_per_sm <= 8, f"ctas_per_sm={config.ctas_per_sm}: 1 to 8")
+    resident = config.sm_count * config.ctas_per_sm
+    rung.require(resident >= ctas, f"sm_count={config.sm_count}: a cluster of {ctas} must fit")
+    threads = WARPGROUP * groups
+    accumulators, registers = bN * bM // threads, min(65536 // config.ctas_per_sm // (threads + 32) // 8 * 8, 255)
+    fits = accumulators + 48 <= registers
+    rung.require(fits, f"tile={config.tile}: {accumulators} accumulators a thread, which has {registers} registers")
+    sums = (2 * config.split - 1) * -(-bM // config.passes // config.split) * (bN + PAD) * 4
+    smem = 2 * config.stages * (bM + bN) * bK + sums + 2048
+    limit = (archs.find(arch).smem_per_cta + 1024) // config.ctas_per_sm - 1024
+    rung.require(smem <= limit, f"stages={config.stages}: {smem} bytes of shared memory, there are {limit}")

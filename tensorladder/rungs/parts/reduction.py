@@ -1,0 +1,98 @@
+"""Partial sums of a tile of C in shared memory: added up in a fixed order, finished as rows of C, stored."""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+
+from tensorladder.rungs.parts import rows
+
+
+@cute.jit
+def keep(
+    sums: cute.Tensor, tCrC: cute.Tensor, tCcC: cute.Tensor, number: cutlass.Constexpr, columns: cutlass.Constexpr
+):
+    """The columns of an accumulator, `columns` of them from the `number`th so many on, to shared memory.
+
+    There neighbouring rows of the accumulator lie side by side: (rows, columns of an owner, owners). tCcC: their (row,
+    column) in the tile.
+    """
+    blocks, eights, owned = cute.size(tCrC, mode=[1]), columns // 8, sums.shape[1]
+    of_block, step = cute.size(tCrC) // blocks, sums.shape[0] // blocks
+    # Eight columns are 2 neighbours in 2 rows a thread, 8 rows apart.
+    for eight in cutlass.range_constexpr(eights):
+        for i in cutlass.range_constexpr(2):
+            row, col = tCcC[eight * 4 + i]
+            start = sums.iterator + sums.layout((row, col % owned, col // owned))
+            line = cute.make_tensor(start, cute.make_layout(sums.shape[0]))
+            for block in cutlass.range_constexpr(blocks):
+                for half in cutlass.range_constexpr(2):
+                    acc = tCrC[block * of_block + (number * eights + eight) * 4 + half * 2 + i]
+                    line[block * step + half * 8] = acc
+
+
+@cute.jit
+def finish(
+    mine: cute.Tensor, others: cute.Tensor | None, products: cutlass.Constexpr, kept: cutlass.Int32, at: cute.Coord,
+    mC: cute.Tensor, extras: tuple, alpha: cutlass.Float32, beta: cutlass.Float32, activation: cutlass.Constexpr,
+    thread: cutlass.Int32, threads: cutlass.Constexpr,
+):
+    """What `parts.form.Form` says of a block of C whose first element is `at` = (row, column, product).
+
+    mine: (columns of C, rows of C) in fp32, columns contiguous and 16-byte aligned; with two products the second one's
+    columns follow the first's. others: (columns, rows, parts) of the same, to be added, or None. kept: rows of them.
+    extras: residual (M, N, L), bias (N), scales (M) and (N), each a tensor or None. The threads take eight columns of a
+    row a turn.
+    """
+    (first_row, first_col, batch), (mR, mV, mP, mQ) = at, extras
+    mC = mC[None, None, batch]
+    whole = rows.aligned(mC)
+    if cutlass.const_expr(mR is not None):
+        mR = mR[None, None, batch]
+        whole = whole and rows.aligned(mR)
+    if cutlass.const_expr(mV is not None):
+        whole = whole and mV.iterator.toint() % rows.ALIGN == 0
+    width = mine.shape[0] // products
+    pieces = width // rows.COLUMNS
+    for index in cutlass.range(thread, kept * pieces, threads):
+        slot, piece = index // pieces, index % pieces * rows.COLUMNS
+        row, col = first_row + slot, first_col + piece
+        if row < mC.shape[0] and col < mC.shape[1]:
+            acc, up = add(mine, others, piece, slot), None
+            if cutlass.const_expr(products > 1):
+                up = add(mine, others, piece + width, slot)
+            fast = whole and col + rows.COLUMNS <= mC.shape[1]
+            added, factor = None, alpha
+            if cutlass.const_expr(mR is not None):
+                added = residual(mR[row, None], col, beta, fast)
+            if cutlass.const_expr(mP is not None):
+                factor = alpha * mP[row]
+            rows.finish(acc, up, added, col, mC.shape[1], mV, mQ, factor, beta, activation, fast)
+            rows.write(mC[row, None], col, mC.shape[1], acc, fast)
+
+
+@cute.jit
+def residual(row: cute.Tensor, col: cutlass.Int32, beta: cutlass.Float32, whole: cutlass.Boolean):
+    """Eight elements of a row of R. beta = 0 leaves it unread, as BLAS does: it may hold NaN."""
+    values = cute.make_rmem_tensor(cute.make_layout(rows.COLUMNS), row.element_type)
+    values.fill(0.0)
+    if beta != 0.0:
+        rows.read(values, row, col, row.shape[0], whole)
+    return values
+
+
+@cute.jit
+def add(mine: cute.Tensor, others: cute.Tensor | None, col: cutlass.Int32, row: cutlass.Int32):
+    """Eight neighbouring sums of a row, and to them the others' in their order."""
+    acc = cute.make_rmem_tensor(cute.make_layout(rows.COLUMNS), cutlass.Float32)
+    acc.store(eight(mine.iterator + mine.layout((col, row))))
+    if cutlass.const_expr(others is not None):
+        for part in cutlass.range_constexpr(others.shape[2]):
+            acc.store(acc.load() + eight(others.iterator + others.layout((col, row, part))))
+    return acc
+
+
+@cute.jit
+def eight(start: cute.Pointer):
+    """Eight numbers in a row of shared memory."""
+    return cute.make_tensor(start.align(rows.ALIGN), cute.make_layout(rows.COLUMNS)).load()
