@@ -15,5 +15,6 @@ def __getattr__(name: str) -> Any:
     if name in __all__:
         from tensorladder import ops
 
-        return getattr(ops, name)
+        found = globals()[name] = getattr(ops, name)  # later calls do not come here
+        return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

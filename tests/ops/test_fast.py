@@ -317,3 +317,8 @@ def test_where_torch_has_another_guard_python_asks(gpu, monkeypatch, planned):
 def test_launchers_take_what_plans_name():
     made = plan(Array((8, 64), (64, 1), "bf16"), Array((64, 64), (64, 1), "bf16"))
     assert {"up", "factors", *launch.NAMES} == set(operands(made))
+
+
+def test_ops_are_looked_up_once():
+    found = tensorladder.matmul
+    assert vars(tensorladder)["matmul"] is found
