@@ -1,13 +1,10 @@
-"""Run a planned product: on the GPU, on torch's current stream, or on the virtual GPU where that is asked for.
-
-TENSORLADDER_DEVICE=vgpu runs calls with CPU tensors on the virtual GPU; vgpu:lazy, vgpu:timed and vgpu:random:N say
-when its asynchronous effects happen.
+"""Run a planned product: on the GPU, on torch's current stream, or on the virtual GPU where that is asked for
+(`architecture`).
 """
 
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,9 +12,9 @@ import torch
 
 from tensorladder.core.errors import UsageError
 from tensorladder.core.program import Program
-from tensorladder.measure.request import parse_policy
 from tensorladder.ops import fast, kernels, launch, on_virtual, packs
 from tensorladder.ops import tune as tuning
+from tensorladder.ops.architecture import DEFAULT, of_gpu, virtual
 from tensorladder.ops.choose import choose
 from tensorladder.ops.kernels import Choice
 from tensorladder.ops.launch import Compiled, Launcher
@@ -25,29 +22,17 @@ from tensorladder.ops.plan import Plan
 from tensorladder.rungs.parts.form import Form
 from tensorladder.silicon import driver
 
-ARCH, CAPABILITY = "sm_90a", (9, 0)
-
-
-def virtual() -> str | None:
-    """The policy of the virtual GPU that TENSORLADDER_DEVICE asks for; None where it does not."""
-    place, _, policy = os.environ.get("TENSORLADDER_DEVICE", "").strip().lower().partition(":")
-    if place in ("", "cuda", "gpu"):
-        return None
-    if place != "vgpu":
-        raise UsageError(f"TENSORLADDER_DEVICE={place!r}: it takes vgpu (or vgpu:lazy, vgpu:random:7), or cuda")
-    return parse_policy(policy or "eager")
-
 
 @functools.lru_cache(maxsize=256)
-def program(form: Form, config: Any) -> Program:
+def program(form: Form, config: Any, arch: str = DEFAULT) -> Program:
     """The compiled kernel of a form, for all extents. MissingExtra without the DSL."""
-    return kernels.build(ARCH, form, config)
+    return kernels.build(arch, form, config)
 
 
 @functools.lru_cache(maxsize=4096)
-def config_for(plan: Plan, sm_count: int) -> Any:
+def config_for(plan: Plan, sm_count: int, arch: str = DEFAULT) -> Any:
     """The knobs of the kernel that the model chooses for a product. MissingExtra without the DSL."""
-    return kernels.config(choose(plan.m, plan.n, plan.k, plan.l, plan.form, sm_count), sm_count)
+    return kernels.config(choose(plan.m, plan.n, plan.k, plan.l, plan.form, sm_count, arch), sm_count)
 
 
 knobs = functools.lru_cache(maxsize=1024)(kernels.config)
@@ -64,17 +49,18 @@ def run(
     tensors, on one device: a, b, out, and what there is of residual, bias, up (the second right operand of a gated
     product), scale_a and scale_b (both or none).
     """
-    policy = virtual()
+    asked = virtual()
     given = [tensor for tensor in tensors.values() if tensor is not None]
     devices = {tensor.device for tensor in given}
     if len(devices) > 1:
         places = ", ".join(f"{name} on {tensor.device}" for name, tensor in tensors.items() if tensor is not None)
         raise UsageError(f"all tensors must lie on one device: {places}")
     (device,) = devices
-    if policy is not None and device.type == "cpu":
+    if asked is not None and device.type == "cpu":
         if tune:
             tuning.on_the_virtual_gpu()
-        on_virtual.run(plan, tensors, (alpha, beta), config or config_for(plan, on_virtual.SMS), program, policy)
+        config = config or config_for(plan, asked.sm_count, asked.arch)
+        on_virtual.run(plan, tensors, (alpha, beta), config, program, asked)
         return None
     if _is_gpu(device):
         return _on_gpu(plan, tensors, call, (alpha, beta), config, tune)
@@ -93,44 +79,43 @@ def _on_gpu(
 ) -> Launcher:
     device = tensors["a"].get_device()  # type: ignore[union-attr]
     have, sms = _properties(device)
-    if have != CAPABILITY:
-        raise UsageError(f"the GPU here is sm_{have[0]}{have[1]}: matmul is for sm_90 so far")
+    arch = of_gpu(have)
     for name, tensor in tensors.items():
         if tensor is not None and not tensor.data_ptr():
             raise UsageError(f"{name}: has no memory of its own: copy it")
     with torch.cuda.device(device):
         driver.use_context(device)
         if config is None:
-            place = tuning.place(torch, device, ARCH)
+            place = tuning.place(torch, device, arch)
             if tune:
 
                 def bind(choice: Choice, on: Mapping[str, torch.Tensor | None]) -> Callable[[], None]:
-                    launcher = launch.make(plan, kernel(plan, (choice,), sms), on, on, device)
+                    launcher = launch.make(plan, kernel(plan, (choice,), sms, arch), on, on, device)
                     return lambda: launcher(on, *factors)
 
                 before = tuning.chosen(place, plan)
                 if tuning.tune(tuning.key(place, plan), tuning.timer(torch, tensors, bind)) != before:
                     fast.forget()
-            found = kernel(plan, tuning.ranked(place, plan), sms)
+            found = kernel(plan, tuning.ranked(place, plan), sms, arch)
         else:
-            found = compiled(plan.form, config)
+            found = compiled(plan.form, config, arch)
         launcher = launch.make(plan, found, tensors, call, device)
         launcher(call, *factors)
     return launcher
 
 
-def kernel(plan: Plan, ranked: Sequence[Choice], sm_count: int) -> Compiled:
+def kernel(plan: Plan, ranked: Sequence[Choice], sm_count: int, arch: str) -> Compiled:
     """The kernel of the first choice, packed or compiled; without the DSL of the first one that is packed.
 
     UsageError where none is, MissingExtra without a pack too.
     """
     found = packs.kernel(plan, ranked, sm_count, nearest=not kernels.can_build())
-    return found or compiled(plan.form, knobs(ranked[0], sm_count))
+    return found or compiled(plan.form, knobs(ranked[0], sm_count), arch)
 
 
-def compiled(form: Form, config: Any) -> Compiled:
+def compiled(form: Form, config: Any, arch: str = DEFAULT) -> Compiled:
     """The kernel of a form for all extents. MissingExtra without the DSL."""
-    return Compiled(program(form, config), kernels.of(config).flat)
+    return Compiled(program(form, config, arch), kernels.of(config).flat)
 
 
 @functools.cache

@@ -17,12 +17,14 @@ from tensorladder.core import dlpack
 from tensorladder.core.dlpack import View
 from tensorladder.core.errors import MissingExtra, UsageError
 from tensorladder.core.program import Program
-from tensorladder.ops import execute, on_virtual
+from tensorladder.ops import architecture, execute, on_virtual
 from tensorladder.ops.grouped_plan import GroupedPlan, plan, tile
 from tensorladder.ops.inputs import TYPES, array, maybe, name_of, tensor
 from tensorladder.ops.operator import SLOPES, VALUES
 from tensorladder.ops.product import matmul
 from tensorladder.problems import DTYPES
+
+ARCH, CAPABILITY = "sm_90a", (9, 0)
 
 
 def grouped_matmul(
@@ -111,9 +113,11 @@ def _run(planned: GroupedPlan, tensors: dict[str, Tensor | None], config: Any) -
     if len({one.device for one in given.values()}) > 1:
         places = ", ".join(f"{name} on {one.device}" for name, one in given.items())
         raise UsageError(f"all tensors must lie on one device: {places}")
-    device, policy = given["a"].device, execute.virtual()
-    if policy is not None and device.type == "cpu":
-        _on_virtual(planned, given, config, policy)
+    device, asked = given["a"].device, architecture.virtual()
+    if asked is not None and device.type == "cpu":
+        if asked.arch != ARCH:
+            raise UsageError(f"TENSORLADDER_DEVICE: grouped_matmul has a kernel for {ARCH} alone, not for {asked.arch}")
+        _on_virtual(planned, given, config, asked.policy)
     elif device.type == "cuda":
         _on_gpu(planned, given, config)
     elif torch.cuda.is_available():
@@ -125,7 +129,7 @@ def _run(planned: GroupedPlan, tensors: dict[str, Tensor | None], config: Any) -
 @functools.lru_cache(maxsize=256)
 def program(form: Any, ragged: str, config: Any) -> Program:
     """The compiled kernel of a form, for all extents. MissingExtra without the DSL."""
-    return _rung().build(execute.ARCH, form, config, ragged)
+    return _rung().build(ARCH, form, config, ragged)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -149,7 +153,7 @@ def _on_gpu(planned: GroupedPlan, given: dict[str, Tensor], config: Any) -> None
 
     index = given["a"].device.index
     have, sms = execute._properties(index)
-    if have != execute.CAPABILITY:
+    if have != CAPABILITY:
         raise UsageError(f"the GPU here is sm_{have[0]}{have[1]}: grouped_matmul is for sm_90 so far")
     with torch.cuda.device(index):
         stream = driver.Stream(torch.cuda.current_stream().cuda_stream)
@@ -178,7 +182,7 @@ def _on_virtual(planned: GroupedPlan, given: dict[str, Tensor], config: Any, pol
         from tensorladder.vgpu import Device
     except ModuleNotFoundError as error:
         raise MissingExtra(f"{error.name} (the virtual GPU's engine)", "climb") from error
-    device = Device(arch=execute.ARCH, policy=policy)
+    device = Device(arch=ARCH, policy=policy)
     arrays: dict[str, np.ndarray | None] = {}
     for name, operand in planned.operands:
         arrays[name] = None

@@ -12,7 +12,7 @@ import hashlib
 import importlib
 import importlib.util
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,9 +48,9 @@ def choice(kernel: str, **knobs: Any) -> Choice:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A rung that ops use. module: below `rungs`. config: the name of its knobs' class there. archs: that it compiles
+    """A rung that ops use. module: below `rungs`. config: the name of its knobs' class there. archs: that it is chosen
     for. takes: whether it does a product. flat: it takes A (M, K), B (N, K), C (M, N), R (M, N), bias and S, no more;
-    others take what `Form` says.
+    others take what `Form` says. also: architectures that it compiles for, for those who ask for it.
     """
 
     name: str
@@ -59,6 +59,7 @@ class Kernel:
     archs: tuple[str, ...]
     takes: Callable[[Product], bool]
     flat: bool = False
+    also: tuple[str, ...] = ()
 
     @property
     def path(self) -> str:
@@ -80,11 +81,19 @@ def _plain(product: Product) -> bool:
     return product.l == 1 and form.c_tma and form.dtype in ("fp16", "bf16") and not (form.scaled or form.gated)
 
 
+def _halves(product: Product) -> bool:
+    return product.form.dtype in ("fp16", "bf16")
+
+
+WARP_MMA = ("sm_80", "sm_120")  # have no other tensor core instructions that a kernel here uses
+
 KERNELS: dict[str, Kernel] = {
     kernel.name: kernel
     for kernel in (
         Kernel("c6", "hopper.c6_epilogue", "EpilogueGemmConfig", ("sm_90a",), _plain, flat=True),
         Kernel("c7", "hopper.c7_fused_ping_pong", "FusedGemmConfig", ("sm_90a",), lambda _: True),
+        Kernel("b9", "ampere.b9_epilogue", "WarpEpilogueGemmConfig", WARP_MMA, _halves, also=("sm_90a", "sm_100a")),
+        Kernel("d5", "blackwell.d5_epilogue", "PairEpilogueGemmConfig", ("sm_100a",), lambda _: True),
     )
 }
 
@@ -116,7 +125,9 @@ def _described(product: Product) -> str:
 def config(made: Choice, sm_count: int) -> Any:
     """The knobs of a choice as the rung's own class has them. MissingExtra without the DSL."""
     kernel = find(made.kernel)
-    return getattr(kernel.rung(), kernel.config)(**dict(made.knobs), sm_count=sm_count)
+    knobs = getattr(kernel.rung(), kernel.config)
+    of_gpu = {"sm_count": sm_count} if any(field.name == "sm_count" for field in fields(knobs)) else {}
+    return knobs(**dict(made.knobs), **of_gpu)
 
 
 def of(config: Any) -> Kernel:
@@ -136,7 +147,10 @@ def can_build() -> bool:
 
 def build(arch: str, form: Form, config: Any) -> Program:
     """The compiled kernel for all extents of a form. MissingExtra without the DSL; UsageError for impossible knobs."""
-    return of(config).rung().build(arch, form, config)
+    kernel = of(config)
+    if arch not in (*kernel.archs, *kernel.also):
+        raise UsageError(f"config: {kernel.config} is for {', '.join((*kernel.archs, *kernel.also))}, not for {arch}")
+    return kernel.rung().build(arch, form, config)
 
 
 @functools.cache

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from math import ceil, inf, log2
 from typing import Any, NamedTuple
 
+from tensorladder.ops import unmeasured
 from tensorladder.ops.kernels import Choice, Product, choice
 from tensorladder.rungs.parts.form import Form
 
@@ -134,4 +135,8 @@ def _c7_us(knobs: dict[str, Any], product: Product, sm_count: int) -> float:
     return LAUNCH + max(compute, traffic(product) / 2523.0) / CLOCKS_A_US
 
 
-MODELS: dict[str, Model] = {"c7": Model(tuple(_c7_candidates()), _c7_fits, _c7_us)}
+MODELS: dict[str, Model] = {
+    "c7": Model(tuple(_c7_candidates()), _c7_fits, _c7_us),
+    "b9": Model(unmeasured.B9, unmeasured.b9_fits, unmeasured.b9_us),
+    "d5": Model(unmeasured.D5, unmeasured.d5_fits, unmeasured.d5_us),
+}

@@ -10,26 +10,26 @@ import torch
 
 from tensorladder.core.errors import MissingExtra
 from tensorladder.ops import kernels
+from tensorladder.ops.architecture import Virtual
 from tensorladder.ops.plan import Operand, Plan, operands
 from tensorladder.problems import DTYPES
 
-ARCH = "sm_90a"
-SMS = 132
+SMS = 132  # of the virtual GPU that is an sm_90a
 ALIGN = 16
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # numpy has no bfloat16 and takes none from torch
 
 
 def run(
     plan: Plan, tensors: dict[str, torch.Tensor | None], factors: tuple[float, float], config: Any,
-    program: Callable[[Any, Any], Any], policy: str,
+    program: Callable[[Any, Any, str], Any], where: Virtual,
 ) -> None:
-    """Multiply CPU tensors. factors: alpha and beta. program: compiles a kernel of a form and a config. policy: when
-    asynchronous effects happen."""
+    """Multiply CPU tensors. factors: alpha and beta. program: compiles a kernel of a form, a config and an
+    architecture."""
     try:
         from tensorladder.vgpu import Device
     except ModuleNotFoundError as error:
         raise MissingExtra(f"{error.name} (the virtual GPU's engine)", "climb") from error
-    device = Device(arch=ARCH, policy=policy)
+    device = Device(arch=where.arch, policy=where.policy)
     given = {**tensors, "factors": torch.tensor(factors, dtype=torch.float32)}
     arrays: dict[str, np.ndarray | None] = {}
     for name, operand in operands(plan, kernels.of(config).flat).items():
@@ -43,7 +43,7 @@ def run(
             if name != "out":
                 array[...] = seen(tensor, operand)
     stream = device.stream()
-    program(plan.form, config)(stream, *arrays.values())
+    program(plan.form, config, where.arch)(stream, *arrays.values())
     stream.synchronize()
     out = operands(plan, kernels.of(config).flat)["out"]
     assert out is not None and given["out"] is not None

@@ -191,6 +191,12 @@ def test_arrays_of_other_libraries(close):
     assert tensorladder.matmul(frozen, b.astype(np.float16)).dtype == torch.float16
 
 
+def test_arrays_of_jax():
+    numpy = pytest.importorskip("jax.numpy")
+    made = tensorladder.matmul(numpy.full((8, 24), 2, numpy.bfloat16), numpy.ones((24, 16), numpy.bfloat16))
+    assert made.dtype == torch.bfloat16 and (made == 48).all()
+
+
 def test_shapes_without_memory():
     made = tensorladder.matmul(torch.empty(2, 8, 24, device="meta", dtype=F16), normal(24, 13).to("meta"))
     assert made.shape == (2, 8, 13) and made.device.type == "meta"

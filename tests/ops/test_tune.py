@@ -280,7 +280,7 @@ def test_calls_measure_once_and_then_run_the_winner(torch, monkeypatch):
         execute.launch, "make",
         lambda plan, kernel, tensors, call, device: lambda *given: seen.append((tensors, kernel)),
     )  # fmt: skip
-    monkeypatch.setattr(execute, "compiled", lambda form, config: config)
+    monkeypatch.setattr(execute, "compiled", lambda form, config, arch: config)
     monkeypatch.setattr(execute, "knobs", lambda choice, sms: choice)
     monkeypatch.setattr(execute, "_properties", lambda index: ((9, 0), 132))
     monkeypatch.setattr(execute.driver, "use_context", lambda device: None)

@@ -10,7 +10,8 @@ Adds:
     - cp.async takes a source size and fills the rest of its 16 bytes with zeros. What lies outside costs an address,
       no branch, and K need not be a multiple of anything (pitches are of 16 bytes; those of C and R are not even that).
     - A and B of either major: along M or N as well, ldmatrix then transposes.
-    - Extents and pitches are symbols, alpha and beta lie in memory, batches are a third mode.
+    - Extents and pitches are symbols, alpha and beta lie in memory, batches are a third mode. From sm_90 on the launch
+      is a dependent one: it starts while the kernel before it ends.
 
 Warp roles:
     | warps | role                                                                          |
@@ -64,7 +65,7 @@ RUNG = Rung(
     name="b9-epilogue",
     parent="b6-colwise-scaling",
     adds="alpha, beta R, bias, activation, gates and scales on rows staged in shared memory; either major; any extents",
-    archs=("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"),
+    archs=("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120", "sm_120a"),
     problem="gemm_epilogue",
     dtypes=("fp16", "bf16"),
     config=WarpEpilogueGemmConfig,
@@ -74,7 +75,7 @@ VECTOR = 8  # elements of A and B that a thread copies at a time: 16 bytes
 
 
 class WarpEpilogueGemm:
-    def __init__(self, config: WarpEpilogueGemmConfig, form: Form):
+    def __init__(self, config: WarpEpilogueGemmConfig, form: Form, arch: str):
         self.tile = config.tile
         self.a_major, self.b_major = form.a_major, form.b_major
         self.activation = epilogue.ACTIVATIONS[form.activation]
@@ -84,6 +85,7 @@ class WarpEpilogueGemm:
         self.threads = 32 * config.warps_m * config.warps_n
         self.stages = config.stages
         self.raster = config.raster
+        self.overlap = "griddepcontrol" in archs.find(arch)  # starts beside the end of the kernel before
 
     @cute.jit
     def __call__(
@@ -100,7 +102,7 @@ class WarpEpilogueGemm:
 
         tiles = cute.ceil_div((mC.shape[0], mC.shape[1]), self.c_tile)
         self.kernel(mA, mB, mU, mC, mR, mV, mS, mP, mQ, sA_layout, sB_layout, tiled_mma, tiles).launch(
-            grid=(cute.size(tiles) * mC.shape[2], 1, 1), block=(self.threads, 1, 1)
+            grid=(cute.size(tiles) * mC.shape[2], 1, 1), block=(self.threads, 1, 1), use_pdl=self.overlap
         )
 
     @cute.kernel
@@ -148,6 +150,11 @@ class WarpEpilogueGemm:
         thr_s2r_A, thr_s2r_B = tiled_s2r_A.get_slice(tidx), tiled_s2r_B.get_slice(tidx)
         tXsA, tXrA = thr_s2r_A.partition_S(sA), thr_s2r_A.retile(tCrA)
         tXsB, tXrB = thr_s2r_B.partition_S(sB), thr_s2r_B.retile(tCrB)
+
+        # Nothing of global memory before the kernel before is through.
+        if cutlass.const_expr(self.overlap):
+            cute.arch.griddepcontrol_launch_dependents()
+            cute.arch.griddepcontrol_wait()
 
         # Prologue: all stages but one are on their way. A group is committed even when it is empty, so that "all but
         # the newest stages - 2" means the same stage in every iteration. K tiles past the last one are zeros.
@@ -325,7 +332,7 @@ def build(arch: str, form: Form, config: WarpEpilogueGemmConfig) -> Program:
     """
     check_config(config, arch, form)
     given = arguments(replace(form, c_tma=False))
-    return compile_program(WarpEpilogueGemm(config, form), *given, arch=arch, name=RUNG.name)
+    return compile_program(WarpEpilogueGemm(config, form, arch), *given, arch=arch, name=RUNG.name)
 
 
 def compile(arch: str, shape: tuple[int, ...], dtype: str, config: WarpEpilogueGemmConfig | None = None) -> Program:
@@ -338,7 +345,7 @@ def compile(arch: str, shape: tuple[int, ...], dtype: str, config: WarpEpilogueG
     m, n, k = (cute.sym_int() for _ in range(3))
     a, b, c, r = matrix(dtype, (m, k)), matrix(dtype, (n, k), "mn"), matrix(dtype, (m, n)), matrix(dtype, (m, n))
     others = row_major(dtype, (n,)), row_major("fp32", (2,), align=4)
-    return compile_program(OneProduct(config, form), a, b, c, r, *others, arch=arch, name=RUNG.name)
+    return compile_program(OneProduct(config, form, arch), a, b, c, r, *others, arch=arch, name=RUNG.name)
 
 
 def check_config(config: WarpEpilogueGemmConfig, arch: str, form: Form) -> None:

@@ -9,6 +9,7 @@ Adds:
       each, so one loads a tile of B and the other the same tile of U. Gate and gated then lie side by side.
     - A and B of either major (8-bit elements along K alone): another tensor map, and a bit of the MMA's descriptor.
     - Extents and pitches are symbols, alpha and beta lie in memory, batches are a third mode of the tensor maps.
+    - A dependent launch: barriers and tensor memory are made ready while the kernel before ends.
     - C goes by TMA, or from registers where its rows are not whole pieces of 16 bytes.
     Run on the virtual GPU, and its machine code looked at; not run on a GPU yet.
 
@@ -161,7 +162,7 @@ class PairEpilogueGemm:
             tiled_mma, ctas, clusters, resident,
         ).launch(
             grid=(resident * self.cluster[0], self.cluster[1], 1), block=(THREADS, 1, 1), cluster=self.cluster,
-            min_blocks_per_mp=1,
+            min_blocks_per_mp=1, use_pdl=True,
         )  # fmt: skip
 
     @cute.kernel
@@ -248,10 +249,13 @@ class PairEpilogueGemm:
         tmem = cute.arch.retrieve_tmem_ptr(cutlass.Float32, 16, storage.tmem.ptr)
         tCtC = cute.make_tensor(tmem, tCtC_layout)
 
+        # All of this ran beside the end of the kernel before. Who touches global memory waits until that is through.
+        cute.arch.griddepcontrol_launch_dependents()
         num_k_tiles = cute.size(gA, mode=[3])
         if warp == TMA_WARP:
             cpasync.prefetch_descriptor(tma_A)
             cpasync.prefetch_descriptor(tma_B)
+            cute.arch.griddepcontrol_wait()
             fill = make_pipeline_state(PipelineUserType.Producer, self.stages)
             for index in cutlass.range(first, num_tiles, resident, unroll=1):
                 m, n, l = self.raster_tile(index, clusters, place)
@@ -292,6 +296,7 @@ class PairEpilogueGemm:
                 write.advance()
 
         if warp < tmem_rows.WARPS:
+            cute.arch.griddepcontrol_wait()
             drain = make_pipeline_state(PipelineUserType.Consumer, ACCUMULATORS)
             buffer = cutlass.Int32(0)
             for index in cutlass.range(first, num_tiles, resident, unroll=1):

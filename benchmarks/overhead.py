@@ -1,0 +1,147 @@
+"""What a call costs the host, on a GPU: `python -m benchmarks.overhead [--json]`.
+
+Calls of `tensorladder.matmul` and of torch are queued in turns, batches of them while the GPU is idle, and the host's
+time is taken; products are so small that the GPU keeps up. Where no DSL is installed, TENSORLADDER_PACK names the
+kernels; `--forms` prints what to pack. Ends with 1 where a warm call takes more than it may.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tensorladder.core.errors import TensorladderError
+from tensorladder.silicon.driver import facts
+from tensorladder.silicon.target import cuda_torch
+
+MOST_US = 8.0  # of a warm call
+BATCH, ROUNDS, WARM = 100, 60, 10
+M, N, K = 128, 256, 128
+#: what is called here, as `tensorladder pack --form` has it
+FORMS = ("bf16", "bf16,b_major=mn", "bf16,a_major=mn,b_major=mn", "bf16,bias=bf16", "bf16,bias=bf16,activation=gelu",
+         "bf16,residual=bf16", "bf16,activation=silu,gated=true")  # fmt: skip
+
+Call = Callable[[], Any]
+
+
+def calls(torch: Any) -> dict[str, Call]:
+    """Calls by name; those of ours that are held to `MOST_US` start with "matmul"."""
+    import tensorladder
+    from tensorladder.ops import fast
+
+    def normal(*shape: int) -> Any:
+        return torch.randn(shape, device="cuda").bfloat16()
+
+    a, b, weight, bias, out, residual = (
+        normal(M, K), normal(K, N), normal(N, K), normal(N), normal(M, N), normal(M, N)
+    )  # fmt: skip
+    wide, wanting = normal(N, K), normal(M, K).requires_grad_()
+    matmul, linear, transposed = tensorladder.matmul, torch.nn.functional.linear, weight.t()
+    multiply = torch.compile(lambda x, y: matmul(x, y))
+    multiply_torch = torch.compile(lambda x, y: torch.mm(x, y))
+    operator = torch.ops.tensorladder.matmul.default
+    matmul(a, transposed)
+    (warm,) = fast._recent[fast.key_of(a, transposed, None, None, None, None, None, "", "none", 0.0, None, False, None)]
+    stream = torch.cuda.current_stream().cuda_stream
+    addresses = [a.data_ptr(), transposed.data_ptr(), out.data_ptr(), warm._factors.find(1.0, 0.0)[0]]
+    return {
+        "torch.mm": lambda: torch.mm(a, b),
+        "torch.mm out": lambda: torch.mm(a, b, out=out),
+        "torch linear bias": lambda: linear(a, weight, bias),
+        "launch alone": lambda: warm._launch(stream, addresses),
+        "matmul": lambda: matmul(a, transposed),
+        "matmul b (K, N)": lambda: matmul(a, b),
+        "matmul out": lambda: matmul(a, b, out=out),
+        "matmul bias": lambda: matmul(a, transposed, bias=bias),
+        "matmul bias gelu": lambda: matmul(a, transposed, bias=bias, activation="gelu"),
+        "matmul residual": lambda: matmul(a, transposed, residual=residual, beta=1.0),
+        "swiglu": lambda: tensorladder.swiglu(a, wide.t()),
+        "w.t()": lambda: weight.t(),
+        "matmul, with a graph for gradients:": lambda: matmul(wanting, transposed),
+        "torch.mm, with a graph for gradients": lambda: torch.mm(wanting, transposed),
+        "operator: tensorladder::matmul": lambda: operator(
+            a, transposed, None, None, None, None, "", "none", 1.0, 0.0, None, False
+        ),
+        "compiled matmul: torch.compile": lambda: multiply(a, transposed),
+        "compiled torch.mm": lambda: multiply_torch(a, b),
+    }  # fmt: skip
+
+
+def measure(torch: Any, timed: dict[str, Call]) -> dict[str, list[float]]:
+    """Microseconds a call, one number a round, the calls in turns."""
+    found: dict[str, list[float]] = {name: [] for name in timed}
+    for number in range(WARM + ROUNDS):
+        for name, call in timed.items():
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(BATCH):
+                call()
+            if number >= WARM:
+                found[name].append((time.perf_counter() - start) / BATCH * 1e6)
+    return found
+
+
+def first_calls(torch: Any) -> dict[str, float]:
+    """Milliseconds: importing torch's side of the package, a first call, and one with extents that are new."""
+    a, b = torch.zeros(M, K, device="cuda").bfloat16(), torch.zeros(N, K, device="cuda").bfloat16().t()
+    found = {}
+
+    def timed(name: str, call: Call) -> None:
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        call()
+        found[name] = (time.perf_counter() - start) * 1e3
+
+    def load() -> None:
+        import tensorladder
+
+        tensorladder.matmul  # noqa: B018 (imports it)
+
+    timed("import", load)
+    import tensorladder
+
+    timed("first call", lambda: tensorladder.matmul(a, b))
+    timed("second call", lambda: tensorladder.matmul(a, b))
+    timed("new extents", lambda: tensorladder.matmul(a[:100], b))
+    return found
+
+
+def main() -> int:
+    """Print a table, or with --json an object a line. 1 where a warm call takes more than `MOST_US`."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="one object a line")
+    parser.add_argument("--forms", action="store_true", help="print the options of `tensorladder pack` and end")
+    args = parser.parse_args()
+    if args.forms:
+        print(" ".join(f"--form {one}" for one in FORMS), f"--shape {M},{N},{K}")
+        return 0
+    try:
+        torch = cuda_torch()
+        first = first_calls(torch)
+        times = measure(torch, calls(torch))
+    except TensorladderError as error:
+        print(f"overhead: {error}", file=sys.stderr)
+        return error.exit_code
+    say = (lambda row: print(json.dumps(row))) if args.json else (lambda row: print("  ".join(map(str, row.values()))))
+    say({"machine": facts()["gpu"], "python": sys.version.split()[0], "torch": torch.__version__})
+    for name, ms in first.items():
+        say({"call": f"{name:<40}", "ms": f"{ms:8.2f} ms"} if not args.json else {"call": name, "ms": ms})
+    slow = []
+    for name, rounds in times.items():
+        low, *_, high = statistics.quantiles(rounds, n=10)
+        row = {"call": name, "us": statistics.median(rounds), "p10": low, "p90": high}
+        if name.startswith("matmul") and not name.endswith(":") and row["us"] > MOST_US:
+            slow.append(name)
+        say(row if args.json else {"call": f"{name:<40}", "us": f"{row['us']:8.2f} us   ({low:.2f} to {high:.2f})"})
+    if slow:
+        print(f"overhead: more than {MOST_US} us: {', '.join(slow)}", file=sys.stderr)
+    return bool(slow)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
