@@ -10,6 +10,7 @@ import typer
 
 from tensorladder.cli import output
 from tensorladder.cli.options import Json
+from tensorladder.core.errors import UsageError
 from tensorladder.measure import pack as packs
 from tensorladder.measure import suites
 from tensorladder.measure.request import parse_shape
@@ -23,8 +24,9 @@ def pack(
     arch: Annotated[str, typer.Option("--arch", help="architecture to compile for, such as sm_90a")] = "sm_90a",
     folder: Annotated[str, typer.Option("-o", "--output", metavar="DIR", help="the folder to write")] = "pack",
     suite: Annotated[
-        str, typer.Option("--suite", metavar="|".join(suites.SUITES), help="whose rungs, shapes and element types")
-    ] = "ladder",
+        str | None,
+        typer.Option("--suite", metavar="|".join(suites.SUITES), help="whose rungs (ladder's), or calls of the ops"),
+    ] = None,
     shape: Annotated[
         list[str] | None, typer.Option("--shape", metavar="512,512,512", help="these shapes (repeatable)")
     ] = None,
@@ -39,10 +41,10 @@ def pack(
 ) -> int:
     """Compile rungs, with no GPU, into a folder that loads beside torch and a driver alone."""
     if ops or form:
-        return _ops(folder, arch, form or (), dtype or ("bf16", "fp16", "e4m3"), shape or (), sms, add, as_json)
+        return _ops(folder, arch, form or (), dtype or ("bf16", "fp16", "e4m3"), shape or (), suite, sms, add, as_json)
     start = time.perf_counter()
     shapes = [parse_shape(text) for text in shape or ()]
-    wanted = packs.wanted(rungs or (), arch, suites.find(suite), shapes, dtype or ())
+    wanted = packs.wanted(rungs or (), arch, suites.find(suite or "ladder"), shapes, dtype or ())
     # What a suite asks for and a rung does not take is left out; what a person asks for by name must be there.
     refused: list[str] | None = None if shapes else []
     with output.progress(f"compiling {len(wanted)} kernels for {arch}"):
@@ -69,15 +71,21 @@ def pack(
 
 
 def _ops(
-    folder: str, arch: str, spelt: Sequence[str], dtypes: Sequence[str], shapes: Sequence[str], sms: int, add: bool,
-    as_json: bool,
+    folder: str, arch: str, spelt: Sequence[str], dtypes: Sequence[str], shapes: Sequence[str],
+    suite: str | None, sms: int, add: bool, as_json: bool,
 ) -> int:  # fmt: skip
-    """Kernels of the ops: of these forms, or of what is packed by default for these element types."""
+    """Kernels of the ops: of these forms, of a suite's calls, or of what is packed by default for these types."""
     from tensorladder.ops import packing
 
     start = time.perf_counter()
-    forms = [packing.parse_form(text) for text in spelt] or [one for dtype in dtypes for one in packing.forms(dtype)]
-    wanted = packing.wanted(arch, forms, [parse_shape(text) for text in shapes], sms)
+    if suite is not None:
+        if spelt or shapes:
+            raise UsageError("--suite with --ops: its calls, forms and shapes are given; leave --form and --shape out")
+        wanted = packing.of_suite(suites.find(suite), arch, sms)
+    else:
+        asked = [packing.parse_form(text) for text in spelt]
+        forms = asked or [one for dtype in dtypes for one in packing.forms(dtype)]
+        wanted = packing.wanted(arch, forms, [parse_shape(text) for text in shapes], sms)
     with output.progress(f"compiling {len(wanted)} kernels for {arch}"):
         made = [packing.make(arch, one) for one in wanted]
     size = packing.write(folder, arch, made, packs.made_with(), add)

@@ -324,10 +324,10 @@ def _called(
     runs = [ours(work.call, tensors) for tensors in work.sets]
     within, error = work.check(runs[0])
     ok = within and error <= work.tolerance
+    kernel = chosen(work.call, work.shape, work.dtype, sms, torch if work.device == "cuda" else None)
     base: Record = {
-        "rung": work.call.label, "shape": list(work.shape), "dtype": work.dtype, "on": "gpu",
-        **chosen(torch, work.call, work.sets[0], sms), "ok": ok, "error": _error(error),
-        "tolerance": float(f"{work.tolerance:.4g}"), "bytes": work.bytes, "flops": work.flops,
+        "rung": work.call.label, "shape": list(work.shape), "dtype": work.dtype, "on": "gpu", **kernel, "ok": ok,
+        "error": _error(error), "tolerance": float(f"{work.tolerance:.4g}"), "bytes": work.bytes, "flops": work.flops,
     }  # fmt: skip
     if not ok:
         yield {**base, **_nothing("wrong, so not timed")}

@@ -7,12 +7,14 @@ steepest slope, a gated product with the other factor.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tensorladder.core.errors import TensorladderError, UsageError
+from tensorladder.ops.plan import Array, Plan, plan
 from tensorladder.problems import DTYPES
 from tensorladder.problems.gemm import NARROW_K, NARROW_STEP, narrow_sum
 from tensorladder.problems.gemm_epilogue import EPILOGUE_STEPS
@@ -23,6 +25,7 @@ Tensors = dict[str, Any]
 
 MOST_SETS = 256
 CHECKED_AT_ONCE = 1 << 26  # elements of the product, in float64
+APART = 1 << 42  # bytes between the addresses that calls are planned with
 PITCH = 8  # rows of C begin at multiples of it, whatever N is
 TORCH = {"fp16": "float16", "bf16": "bfloat16", "e4m3": "float8_e4m3fn"}
 #: the steepest slopes of the activations
@@ -111,27 +114,44 @@ def ours(call: Call, t: Mapping[str, Any]) -> Callable[[], Any]:
     return lambda: function(a, b, **options)
 
 
-def chosen(torch: Any, call: Call, t: Mapping[str, Any], sm_count: int) -> dict[str, Any]:
-    """The kernel that the op takes for these tensors, and its knobs; nothing where no kernel does it."""
+def planned(call: Call, shape: Shape, dtype: str) -> Plan:
+    """What the op makes of a call on tensors laid out as those of `Work`. UsageError where it does not take it."""
+    m, n, k = shape
+    columns, stored = n // 2 if call.gated else n, call.output(dtype)
+    addresses = itertools.count(APART, APART)
+
+    def lies(extents: tuple[int, ...], strides: tuple[int, ...], element: str = stored) -> Array:
+        return Array(extents, strides, element, next(addresses))
+
+    pitch = -(-columns // PITCH) * PITCH
+    b = lies((k, columns), (1, k), dtype)
+    more: dict[str, Array] = {"out": lies((m, columns), (pitch, 1))}
+    if call.gated:
+        more["up"] = replace(b, address=b.address + columns * k * DTYPES[dtype].bits // 8)
+    if call.bias:
+        more["bias"] = lies((n,), (1,))
+    if call.residual:
+        more["residual"] = lies((m, columns), (columns, 1))
+    if call.scales:
+        row = call.scales == "row"
+        more["scale_a"] = lies((m, 1), (1, 1), "fp32") if row else lies((), (), "fp32")
+        more["scale_b"] = lies((1, n), (n, 1), "fp32") if row else lies((), (), "fp32")
+    given: dict[str, Any] = {**more, "activation": call.activation, "beta": float(call.residual)}
+    return plan(lies((m, k), (k, 1), dtype), b, **given)
+
+
+def chosen(call: Call, shape: Shape, dtype: str, sm_count: int, torch: Any = None) -> dict[str, Any]:
+    """The kernel that the op takes, and its knobs; nothing where no kernel does it. torch: with the GPU, whose measured
+    choices count then.
+    """
     if call.groups:
         return {"kernel": "c9"}
-    from tensorladder.ops import execute, inputs, operator, tune
-    from tensorladder.ops.plan import plan
+    from tensorladder.ops import tune
+    from tensorladder.ops.choose import ARCH
 
-    b, up = t["B"].t(), None
-    if call.gated:
-        b, up = operator.split(b, "halves")
-    given = {"bias": "bias", "residual": "R", "scale_a": "p", "scale_b": "q", "out": "C"}
-    arrays: dict[str, Any] = {name: inputs.maybe(name, t.get(key)) for name, key in given.items()}
-    where = tune.Place("", "", execute.ARCH, sm_count)
-    if t["A"].is_cuda:
-        where = tune.place(torch, t["A"].device.index, execute.ARCH)
+    where = tune.Place("", "", ARCH, sm_count) if torch is None else tune.place(torch, 0, ARCH)
     try:
-        planned = plan(
-            inputs.array("a", t["A"]), inputs.array("b", b), up=inputs.maybe("b", up), activation=call.activation,
-            beta=float(call.residual), **arrays,
-        )  # fmt: skip
-        found = tune.chosen(where, planned)
+        found = tune.chosen(where, planned(call, shape, dtype))
     except TensorladderError:
         return {}
     return {"kernel": found.kernel, "config": {knob: _plain(value) for knob, value in found.knobs}}

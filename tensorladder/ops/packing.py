@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from tensorladder.core.errors import UsageError
 from tensorladder.frontends import ptxparams
 from tensorladder.frontends.cutedsl import host_part, without_lines
-from tensorladder.measure import dynamic
+from tensorladder.measure import calls, dynamic
 from tensorladder.measure import pack as rung_packs
-from tensorladder.measure.suites import SUITES
+from tensorladder.measure.suites import SUITES, Suite
 from tensorladder.ops import kernels, packs
 from tensorladder.ops.choose import choose
 from tensorladder.ops.kernels import Choice
@@ -94,6 +94,21 @@ def wanted(
         found = Counter(choose(m, n, k, 1, form, sm_count, arch) for m, n, k in over)
         made += [Wanted(form, one, sm_count) for one, _ in found.most_common(None if shapes else A_FORM)]
     return made
+
+
+def of_suite(suite: Suite, arch: str, sm_count: int = SMS) -> list[Wanted]:
+    """The kernels that calls of a suite of benchmarks take, all of its shapes (of none given: plain products)."""
+    made: dict[Wanted, None] = {}
+    for call in map(calls.find, suite.ops or ("matmul",)):
+        if call.groups:
+            raise UsageError(f"--suite {suite.name}: grouped products are not packed yet")
+        for shape in suite.shapes:
+            try:
+                one = calls.planned(call, shape, call.dtypes[0])
+            except UsageError:  # said where it is called
+                continue
+            made[Wanted(one.form, choose(one.m, one.n, one.k, one.l, one.form, sm_count, arch), sm_count)] = None
+    return list(made)
 
 
 def make(arch: str, one: Wanted) -> Made:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import re
 import types
 
 import pytest
@@ -98,9 +99,27 @@ def test_torch_of_its_own_computes_the_same(name):
 def test_what_the_op_chooses_is_named():
     for name in ("matmul", "bias-residual"):
         made = work(name)
-        found = calls.chosen(torch, made.call, made.sets[0], 132)
+        found = calls.chosen(made.call, made.shape, made.dtype, 132)
         assert found["kernel"] and found["config"]
         json.dumps(found)
+
+
+@pytest.mark.parametrize("name", [name for name, call in calls.CALLS.items() if not call.groups])
+@pytest.mark.parametrize("shape", [SHAPE, (5, 26, 96)])
+def test_calls_are_planned_as_their_tensors_lie(monkeypatch, name, shape):
+    """The op plans the same from tensors: what is packed by it is what is called."""
+    from tensorladder.ops import operator
+
+    seen = []
+    monkeypatch.setattr(operator.execute, "run", lambda planned, *arguments: seen.append(planned))
+    made = work(name, shape=shape)
+    try:
+        calls.ours(made.call, made.sets[0])()
+    except UsageError as error:
+        with pytest.raises(UsageError, match=re.escape(str(error)[:20])):
+            calls.planned(made.call, shape, made.dtype)
+    else:
+        assert calls.planned(made.call, shape, made.dtype) == seen[0]
 
 
 def test_wrong_names_are_one_line():

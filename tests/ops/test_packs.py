@@ -18,6 +18,7 @@ pytest.importorskip("cutlass")
 pytest.importorskip("llvmlite")
 pytest.importorskip("ml_dtypes")
 
+from tensorladder.measure import suites  # noqa: E402
 from tensorladder.ops import execute, kernels, launch, packing, packs  # noqa: E402
 from tensorladder.ops.plan import Array, plan  # noqa: E402
 from tensorladder.rungs.parts.form import Form  # noqa: E402
@@ -146,6 +147,17 @@ def test_bad_requests(ask, folder, tmp_path):
 
 def test_the_default_is_sixty_kernels_or_so():
     assert 40 <= len(packing.wanted(ARCH, [*packing.forms("bf16"), *packing.forms("e4m3")])) <= 60
+
+
+def test_a_suites_kernels_are_those_that_its_calls_take(ask):
+    suite = suites.only(suites.SUITES["epilogues"], [(64, 128, 80), (4096, 4096, 4096)])
+    made = packing.of_suite(suite, "sm_90a")
+    assert {one.form.gated for one in made} == {True, False} and {one.form.residual for one in made} == {"", "bf16"}
+    assert len({(one.form, one.choice) for one in made}) == len(made) >= 3
+    with pytest.raises(UsageError, match="grouped products are not packed"):
+        packing.of_suite(suites.SUITES["grouped"], "sm_90a")
+    said = ask("pack", "--ops", "--suite", "llm", "--form", "bf16")
+    assert said.code == 2 and "leave --form and --shape out" in said.err
 
 
 def test_neither_a_dsl_nor_a_compiler_nor_an_engine_is_needed(folder):
