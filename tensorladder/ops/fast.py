@@ -46,12 +46,16 @@ def eager(*tensors: Any) -> bool:
 
     None stands for a tensor that is not there.
     """
+    return plain(*tensors) and not (_gradients() and any(one is not None and one.requires_grad for one in tensors))
+
+
+def plain(*tensors: Any) -> bool:
+    """Whether torch has nothing to do but to differentiate: there is memory, and nobody who listens."""
     if torch.compiler.is_compiling() or _function_modes() or _dispatch_modes() or forward_ad._current_level >= 0:
         return False
     if torch._C._are_functorch_transforms_active() or torch._C._get_tracing_state() is not None:
         return False
-    given = [one for one in tensors if one is not None]
-    return all(type(one) in PLAIN and not (one.requires_grad and _gradients()) for one in given)
+    return all(one is None or (type(one) in PLAIN and not one.is_meta) for one in tensors)
 
 
 def key_of(

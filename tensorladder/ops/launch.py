@@ -18,13 +18,14 @@ import torch
 from tensorladder.core.program import Launch, Module, Program
 from tensorladder.measure.dynamic import digest_of, templates
 from tensorladder.ops import factors
+from tensorladder.ops.inputs import TYPES
 from tensorladder.ops.plan import ALIGN, Plan, operands
 from tensorladder.silicon import driver
 from tensorladder.silicon.pack import Array, Template
 
 NAMES = ("a", "b", "out", "bias", "residual", "scale_a", "scale_b")
 """The tensors of a call, in this order."""
-_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "e4m3": "float8_e4m3fn"}
+_DTYPES = {name: str(dtype).removeprefix("torch.") for name, dtype in TYPES.items()}
 
 
 class Compiled(NamedTuple):

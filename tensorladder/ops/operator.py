@@ -16,6 +16,7 @@ from tensorladder.ops import execute, fast, launch
 from tensorladder.ops.inputs import TYPES, array, maybe, name_of
 from tensorladder.ops.plan import Plan, plan
 
+TENSORS = 6  # of the operator's arguments, the first
 LAYOUTS = ("halves", "interleaved")
 VALUES = {
     "none": lambda x: x,
@@ -262,11 +263,13 @@ def _leading(tensor: Tensor, dim: int | None, rank: int) -> Tensor:
 
 def call(*arguments: Any) -> Tensor:
     """`matmul`, in whatever way torch differentiates it here."""
-    return Transformed.apply(*arguments) if torch._C._are_functorch_transforms_active() else matmul(*arguments)
+    direct = torch._C._are_functorch_transforms_active() or fast.plain(*arguments[:TENSORS])
+    return Differentiated.apply(*arguments) if direct else matmul(*arguments)
 
 
-class Transformed(torch.autograd.Function):
-    """`matmul` below transforms of torch.func, which differentiates no operator of ours: of the same parts."""
+class Differentiated(torch.autograd.Function):
+    """`matmul` of the same parts for transforms of torch.func, which knows no operator of ours, and for plain tensors,
+    of which it costs less."""
 
     setup_context = staticmethod(_save)
     backward = staticmethod(_backward)
@@ -274,5 +277,5 @@ class Transformed(torch.autograd.Function):
 
     @staticmethod
     def forward(*arguments: Any) -> Tensor:
-        """The operator itself."""
-        return matmul(*arguments)
+        """The operator, or what it would do."""
+        return compute(*arguments) if fast.eager(*arguments[:TENSORS]) else matmul(*arguments)

@@ -31,7 +31,7 @@ def matmul(
 ) -> Tensor:
     """act(alpha scale_a scale_b a @ b + beta residual + bias), summed in float32 and rounded once.
 
-    a: (..., M, K), fp16, bf16 or fp8 (float8_e4m3fn). b: (K, N), or (..., K, N) for a product each, of the same type;
+    a: (..., M, K), fp16, bf16, float8_e4m3fn or float8_e5m2. b: (K, N), or (..., K, N) for products, of the same type;
     leading extents are the same, or 1 or missing in one of them. Of both either extent may be the contiguous one, of
     fp8 only K; the other strides are multiples of 16 bytes, and so are addresses. bias: (N,). residual, out:
     (..., M, N) with N contiguous; these three fp16, bf16 or fp32. activation: None, "relu", "gelu" (by erf) or "silu".
@@ -101,7 +101,7 @@ def _call(
         raise UsageError(f"{'a' if a is None else 'b'}: None: it takes a torch tensor")
     _check_gradients(given, out, config)
     rest: list[Any] = [gated, activation, float(alpha), float(beta)]
-    if config is not None or (a.device.type != "meta" and fast.eager(*inputs, out)):
+    if config is not None or fast.eager(*inputs, out):
         everything: list[Any] = [*inputs, *rest, out_dtype, tune, config, out]
         return operator.compute(*everything)
     if out is None:
