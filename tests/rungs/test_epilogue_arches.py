@@ -16,6 +16,7 @@ pytest.importorskip("cutlass")
 pytest.importorskip("ml_dtypes")
 pytest.importorskip("llvmlite")
 
+from tensorladder.core.errors import UsageError
 from tensorladder.rungs.ampere import b9_epilogue as b9
 from tensorladder.rungs.blackwell import d5_epilogue as d5
 from tensorladder.rungs.parts.form import Form
@@ -31,16 +32,15 @@ ACTIVATIONS = {
 FACTORS = (0.5, -1.5)
 POISON = 7.0
 
-#: (M, N, K, L), all of them odd: what is contiguous gets a pitch of 8 elements
+#: (M, N, K, L), most of them odd: what is contiguous of A and B has a pitch of 16 elements, C and R any
+PLAIN = Form("fp16", "fp32")
 FORMS = [
-    (Form("fp16", "fp32"), (75, 131, 77, 1)),
+    (PLAIN, (75, 131, 77, 1)),
+    (PLAIN, (1, 1, 1, 1)),
     (Form("bf16", "bf16", "fp32", a_major="mn", b_major="mn", activation="relu"), (69, 136, 45, 1)),
     (Form("fp16", "bf16", bias="fp32", a_major="mn", activation="silu"), (70, 129, 32, 2)),
-    (Form("bf16", "fp32", "bf16", "bf16", b_major="mn", activation="gelu"), (130, 72, 72, 1)),
-    (Form("fp16", "fp16", "fp16", "fp16", activation="gelu", scaled=True), (33, 200, 104, 3)),
+    (Form("fp16", "fp16", "fp16", "fp16", activation="gelu", scaled=True), (133, 200, 104, 3)),
     (Form("bf16", "bf16", "bf16", b_major="mn", activation="silu", scaled=True, gated=True), (66, 99, 50, 2)),
-    (Form("fp16", "fp16", activation="gelu", gated=True), (5, 64, 136, 1)),
-    (Form("fp16", "fp16"), (1, 1, 1, 1)),
 ]
 
 
@@ -133,12 +133,12 @@ def test_forms_of_warp_mma(form, shape, policy):
 
 PAIRS = d5.PairEpilogueGemmConfig(tile=(256, 128, 64), stages=2, buffers=2, sm_count=4)
 PAIR_FORMS = [
-    (Form("fp16", "fp32"), (300, 268, 136, 1)),
+    (PLAIN, (300, 268, 136, 1)),
+    (PLAIN, (1, 8, 1, 1)),
     (Form("bf16", "bf16", "fp32", a_major="mn", b_major="mn", activation="relu"), (69, 136, 45, 2)),
     (Form("e4m3", "bf16", "bf16", "fp32", scaled=True, activation="gelu"), (258, 160, 144, 1)),
     (Form("bf16", "bf16", "bf16", b_major="mn", activation="silu", scaled=True, gated=True), (66, 104, 50, 2)),
-    (Form("fp16", "bf16", "fp16", bias="fp16", activation="silu", c_tma=False), (130, 67, 70, 3)),
-    (Form("fp16", "fp16"), (1, 8, 1, 1)),
+    (Form("fp16", "bf16", "fp16", bias="fp16", c_tma=False), (130, 67, 70, 3)),
 ]
 
 
@@ -150,3 +150,69 @@ PAIR_FORMS = [
 def test_forms_of_pairs(form, shape, policy):
     pad = {"pad": 8, "align": 8} if form.c_tma else {}
     run(d5.build, PAIRS, "sm_100a", form, shape, policy, **pad)
+
+
+@pytest.mark.parametrize(
+    ("build", "config", "arch"), [(b9.build, SMALL, "sm_80"), (d5.build, PAIRS, "sm_100a")], ids=["b9", "d5"]
+)
+def test_a_residual_times_zero_is_not_read(build, config, arch):
+    form = Form("bf16", "bf16", "fp32", a_major="mn", b_major="mn", activation="relu")
+    run(build, config, arch, form, (8, 8, 8, 1), "eager", (1.0, 0.0), pad=8, align=8, spoil=True)
+
+
+@pytest.mark.parametrize("policy", ["eager", "random:4"])
+@pytest.mark.parametrize(
+    ("build", "config", "arch"), [(b9.build, SMALL, "sm_90a"), (d5.build, PAIRS, "sm_100a")], ids=["b9", "d5"]
+)
+def test_a_dependent_launch_waits_for_the_operand_that_the_one_before_makes(build, config, arch, policy):
+    device, form = Device(arch=arch, policy=policy), Form("fp16", "fp16")
+    a, b, c, d = (array(device, name, (64, 64, 1), "fp16") for name in "ABCD")
+    s = array(device, "S", (2,), "fp32")
+    s[...] = (0.125, 0.0)
+    c[...], d[...] = np.nan, np.nan
+    stream, program = device.stream(), build(arch, form, config)
+    program(stream, a, b, None, c, None, None, s, None, None)
+    program(stream, c, b, None, d, None, None, s, None, None)
+    stream.synchronize()
+    first = (0.125 * a[..., 0].astype(np.float64) @ b[..., 0].astype(np.float64).T).astype(np.float16)
+    exact = 0.125 * first.astype(np.float64) @ b[..., 0].astype(np.float64).T
+    assert np.linalg.norm(d[..., 0] - exact) <= 2.0**-9 * np.linalg.norm(exact)
+
+
+@pytest.mark.parametrize("cluster", [(4, 1), (2, 2)])
+def test_clusters_of_pairs_share_their_operands(cluster):
+    """B's tile, or U's, is multicast along M; A's along N."""
+    form = Form("bf16", "bf16", "bf16", b_major="mn", activation="silu", scaled=True, gated=True)
+    config = d5.PairEpilogueGemmConfig(tile=(256, 256, 64), stages=2, buffers=2, sm_count=8, cluster=cluster)
+    run(d5.build, config, "sm_100a", form, (600, 264, 136, 1), "random:3", pad=8, align=8)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "form", "named"),
+    [
+        ({"tile": (128, 96, 32)}, PLAIN, "tile=.*N must be a multiple of 64"),
+        ({"tile": (128, 64, 32)}, Form("fp16", "fp16", gated=True), "tile=.*N must be a multiple of 128"),
+        ({"stages": 12}, PLAIN, "stages=12: .* bytes of shared memory, sm_80 has"),
+        ({}, Form("e4m3", "fp16"), "dtype=e4m3: operands are fp16, bf16"),
+        ({}, Form("fp16", "fp16", bias="fp16", gated=True), "bias=fp16: a gated product has none"),
+    ],
+)
+def test_impossible_knobs_of_warp_mma(knobs, form, named):
+    with pytest.raises(UsageError, match=named):
+        b9.build("sm_80", form, b9.WarpEpilogueGemmConfig(**knobs))
+
+
+@pytest.mark.parametrize(
+    ("knobs", "form", "named"),
+    [
+        ({"tile": (128, 256, 64)}, PLAIN, "tile=.*M must be 256"),
+        ({"tile": (256, 64, 64)}, Form("fp16", "fp16", b_major="mn"), "tile=.*N must be a multiple of 128"),
+        ({"cluster": (3, 1)}, PLAIN, "cluster=.*whole pairs"),
+        ({"cluster": (4, 1), "tile": (256, 128, 64)}, Form("fp16", "fp16", b_major="mn"), "cluster=.*whole swizzles"),
+        ({"stages": 8}, PLAIN, "stages=8: .* bytes of shared memory, sm_100a has"),
+        ({}, Form("e4m3", "bf16", b_major="mn"), "b_major=mn: e4m3 is read along K alone"),
+    ],
+)
+def test_impossible_knobs_of_pairs(knobs, form, named):
+    with pytest.raises(UsageError, match=named):
+        d5.build("sm_100a", form, d5.PairEpilogueGemmConfig(**knobs))

@@ -352,8 +352,8 @@ def check_config(config: WarpEpilogueGemmConfig, arch: str, form: Form) -> None:
     """UsageError unless the warps and their copies cover the tile evenly and the stages fit into shared memory."""
     bM, bN, bK = config.tile
     threads = 32 * config.warps_m * config.warps_n
-    RUNG.require(form.dtype in RUNG.dtypes, f"dtype {form.dtype!r}: takes {', '.join(RUNG.dtypes)}")
-    RUNG.require(not (form.gated and form.bias), "bias: a gated product has none")
+    RUNG.require(form.dtype in RUNG.dtypes, f"dtype={form.dtype}: operands are {', '.join(RUNG.dtypes)}")
+    RUNG.require(not (form.gated and form.bias), f"bias={form.bias}: a gated product has none")
     RUNG.require(0 < threads <= 1024, f"warps_m * warps_n: {threads} threads, a CTA has 32 to 1024")
     RUNG.require(bK in (32, 64), f"tile={config.tile}: K must be 32 or 64, a swizzled row of 64 or 128 bytes")
     halves = 2 if form.gated else 1
