@@ -41,9 +41,9 @@ def matmul(
     the GPU chooses otherwise. tune: measures once on a GPU what is best for these extents, and keeps it on disk.
 
     It runs on the current stream of the GPU that holds the tensors, or for CPU tensors on the virtual GPU where
-    TENSORLADDER_DEVICE=vgpu is set. Anything with __dlpack__ (numpy, cupy, jax) is taken for a tensor. Gradients are
-    made by the same kernels; with `out`, `config`, scales or fp8 there are none. UsageError for what is not supported,
-    naming the argument.
+    TENSORLADDER_DEVICE=vgpu is set (vgpu@sm_100a: as another GPU, `ops.architecture`). Anything with __dlpack__ (numpy,
+    cupy, jax) is taken for a tensor. Gradients are made by the same kernels; with `out`, `config`, scales or fp8 there
+    are none. UsageError for what is not supported, naming the argument.
     """
     known = fast.call(
         a, b, out, bias, residual, scale_a, scale_b, "", activation or "none", alpha, beta, out_dtype, tune, config

@@ -26,8 +26,8 @@ def relu(x: cutlass.Float32):
 def gelu(x: cutlass.Float32):
     """x times the normal distribution's probability of less than x: by erf, not by tanh.
 
-    max(x, 0) - |x| tail(|x|), and the tail as a power of 2: a polynomial and one call of the special function unit, half
-    of what erf takes.
+    max(x, 0) - |x| tail(|x|), and the tail as a power of 2: a polynomial and one call of the special function unit,
+    half of what erf takes.
     """
     a = cute.math.absf(x)
     power = cutlass.Float32(LOG2_TAIL[-1])
