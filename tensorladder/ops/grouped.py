@@ -13,18 +13,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tensorladder.core import dlpack
-from tensorladder.core.dlpack import View
 from tensorladder.core.errors import MissingExtra, UsageError
-from tensorladder.core.program import Program
-from tensorladder.ops import architecture, execute, on_virtual
-from tensorladder.ops.grouped_plan import GroupedPlan, plan, tile
+from tensorladder.measure.dynamic import templates
+from tensorladder.ops import architecture, execute, fast, launch, on_virtual
+from tensorladder.ops.grouped_plan import GroupedPlan, choose, plan, rank
 from tensorladder.ops.inputs import TYPES, array, maybe, name_of, tensor
+from tensorladder.ops.launch import Compiled
 from tensorladder.ops.operator import SLOPES, VALUES
+from tensorladder.ops.plan import ALIGN
 from tensorladder.ops.product import matmul
 from tensorladder.problems import DTYPES
+from tensorladder.silicon import driver
+from tensorladder.silicon.pack import Array
 
-ARCH, CAPABILITY = "sm_90a", (9, 0)
+ARCH = "sm_90a"  # the only one with a kernel for groups
 
 
 def grouped_matmul(
@@ -71,27 +73,43 @@ def grouped_matmul(
             return grouped_matmul(b.mT, a.mT, offs, activation=activation, out_dtype=out_dtype, config=config).mT
         except UsageError as error:
             raise UsageError(f"groups of columns are rows of the transpose, a = b.mT by b = a.mT: {error}") from error
+    rest = (activation or "none", out_dtype)
+    if fast.eager(a, b, offs, bias):  # torch's dispatcher has nothing to do
+        return compute(a, b, offs, bias, *rest, config)
     if config is None:
-        return operator(a, b, offs, bias, activation or "none", out_dtype)
+        return operator(a, b, offs, bias, *rest)
     if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in (a, b, bias)):
         raise UsageError("config: has no gradients: leave it out, or call under torch.no_grad()")
-    return compute(a, b, offs, bias, activation or "none", out_dtype, config)
+    return compute(a, b, offs, bias, *rest, config)
 
 
 def compute(
     a: Tensor, b: Tensor, offs: Tensor, bias: Tensor | None, activation: str, out_dtype: torch.dtype | None,
     config: Any = None,
 ) -> Tensor:
-    """Plan, check and run a product of groups of rows or of K; without gradients."""
+    """Plan, check and run a product of groups of rows or of K, or do again what one like it did; without gradients."""
+    given = {"a": a, "b": b, "offs": offs} if bias is None else {"a": a, "b": b, "offs": offs, "bias": bias}
+    key = (a.shape, b.shape, bias is None, activation, out_dtype, config)
+    for launcher in _known.get(key, ()):
+        if launcher.fits(given):
+            return launcher.again(given)
     planned = plan(
         array("a", a), array("b", b), array("offs", offs), bias=maybe("bias", bias), activation=activation,
         out_dtype=None if out_dtype is None else name_of(out_dtype),
     )  # fmt: skip
     out = torch.empty(planned.shape, dtype=TYPES[planned.form.out], device=a.device)
-    if planned.operands:
-        _run(planned, {"a": a, "b": b, "out": out, "bias": bias, "offs": offs}, config)
-        return out
-    return _without_product(planned, out, offs, bias)
+    if not planned.operands:
+        return _without_product(planned, out, offs, bias)
+    launcher = _run(planned, {**given, "out": out}, config)
+    if launcher is not None:
+        if len(_known) >= MOST:
+            _known.clear()
+        _known[key] = (launcher, *_known.get(key, ()))[:VARIANTS]
+    return out
+
+
+MOST, VARIANTS = 1024, 8  # sets of extents and options that are remembered, and of each, strides, types and so on
+_known: dict[Any, tuple["Launcher", ...]] = {}
 
 
 def _without_product(planned: GroupedPlan, out: Tensor, offs: Tensor, bias: Tensor | None) -> Tensor:
@@ -108,8 +126,8 @@ def _without_product(planned: GroupedPlan, out: Tensor, offs: Tensor, bias: Tens
     return out.copy_(torch.where(inside, finished[group.clamp(max=planned.groups - 1)], 0))
 
 
-def _run(planned: GroupedPlan, tensors: dict[str, Tensor | None], config: Any) -> None:
-    given = {name: one for name, one in tensors.items() if one is not None}
+def _run(planned: GroupedPlan, given: dict[str, Tensor], config: Any) -> Optional["Launcher"]:
+    """Multiply; on a GPU, gives what does so again."""
     if len({one.device for one in given.values()}) > 1:
         places = ", ".join(f"{name} on {one.device}" for name, one in given.items())
         raise UsageError(f"all tensors must lie on one device: {places}")
@@ -117,63 +135,78 @@ def _run(planned: GroupedPlan, tensors: dict[str, Tensor | None], config: Any) -
     if asked is not None and device.type == "cpu":
         if asked.arch != ARCH:
             raise UsageError(f"TENSORLADDER_DEVICE: grouped_matmul has a kernel for {ARCH} alone, not for {asked.arch}")
-        _on_virtual(planned, given, config, asked.policy)
-    elif device.type == "cuda":
-        _on_gpu(planned, given, config)
-    elif torch.cuda.is_available():
+        return _on_virtual(planned, given, config, asked.policy)
+    if device.type == "cuda":
+        return _on_gpu(planned, given, config)
+    if torch.cuda.is_available():
         raise UsageError(f"a: lies on {device}: move it to the GPU, or set TENSORLADDER_DEVICE=vgpu")
-    else:
-        raise UsageError("there is no GPU here: TENSORLADDER_DEVICE=vgpu runs small products on the virtual one")
-
-
-@functools.lru_cache(maxsize=256)
-def program(form: Any, ragged: str, config: Any) -> Program:
-    """The compiled kernel of a form, for all extents. MissingExtra without the DSL."""
-    return _rung().build(ARCH, form, config, ragged)
+    raise UsageError("there is no GPU here: TENSORLADDER_DEVICE=vgpu runs small products on the virtual one")
 
 
 @functools.lru_cache(maxsize=4096)
 def config_for(planned: GroupedPlan, sm_count: int) -> Any:
     """The kernel's knobs for a product. MissingExtra without the DSL."""
-    shape, warpgroups, stages, c_stages = tile(planned)
-    return _rung().GroupedGemmConfig(shape, warpgroups, stages, c_stages, sm_count=sm_count)
+    return execute.knobs(choose(planned, sm_count), sm_count)
 
 
-def _rung() -> Any:
-    try:
-        from tensorladder.rungs.hopper import c9_grouped
-    except ModuleNotFoundError as error:
-        raise MissingExtra("nvidia-cutlass-dsl (compiles the kernel)", "climb") from error
-    return c9_grouped
-
-
-def _on_gpu(planned: GroupedPlan, given: dict[str, Tensor], config: Any) -> None:
-    """On torch's current stream."""
-    from tensorladder.silicon import driver
-
-    index = given["a"].device.index
-    have, sms = execute._properties(index)
-    if have != CAPABILITY:
+def _on_gpu(planned: GroupedPlan, given: dict[str, Tensor], config: Any) -> "Launcher":
+    """On torch's current stream; what launches such products again."""
+    device = given["a"].get_device()
+    have, sms = execute._properties(device)
+    if architecture.of_gpu(have) != ARCH:
         raise UsageError(f"the GPU here is sm_{have[0]}{have[1]}: grouped_matmul is for sm_90 so far")
-    with torch.cuda.device(index):
-        stream = driver.Stream(torch.cuda.current_stream().cuda_stream)
-        compiled = program(planned.form, planned.ragged, config or config_for(planned, sms))
-        compiled(stream, *views(planned, given))
-        stream.submit()
-
-
-def views(planned: GroupedPlan, given: dict[str, Tensor]) -> list[View | None]:
-    """The kernel's arguments: tensors as what it sees."""
-    where = (dlpack.CUDA, given["a"].device.index or 0)
-    made: list[View | None] = []
-    for name, operand in planned.operands:
-        one = given.get(name)
-        if operand is None or one is None:
-            made.append(None)
+    with torch.cuda.device(device):
+        driver.use_context(device)
+        if config is None:
+            kernel = execute.kernel(planned, rank(planned, sms), sms, ARCH)
         else:
-            dtype = str(one.dtype).removeprefix("torch.")
-            made.append(View(one.data_ptr(), operand.shape, operand.strides, dtype, where, one))
-    return made
+            kernel = execute.compiled(planned.form, config)
+        launcher = Launcher(planned, kernel, given, device)
+        launcher(given)
+    return launcher
+
+
+class Launcher:
+    """One product's launch on one GPU, wherever its tensors lie."""
+
+    def __init__(self, planned: GroupedPlan, kernel: Compiled, given: dict[str, Tensor], device: int) -> None:
+        self.shape, self.dtype, self._device = planned.shape, TYPES[planned.form.out], device
+        self._names = [name for name, _ in planned.operands]
+        inputs = {name: one for name, one in given.items() if name != "out"}
+        self._check, self._low = fast.guard(list(inputs.values())), _low(inputs)
+        low = [given[name].data_ptr() % ALIGN if name in given else 0 for name in self._names]
+        (made,) = templates(kernel.program, arrays(planned), kernel.unread, low)
+        self._launch = launch.prepared(kernel.program, made, device).launch
+
+    def fits(self, given: dict[str, Tensor]) -> bool:
+        """Whether these are like the tensors that it was made for, and lie at addresses with the same last bits."""
+        return self._check(*given.values()) and _low(given) == self._low
+
+    def again(self, given: dict[str, Tensor]) -> Tensor:
+        """The result of a product with such tensors."""
+        if torch.cuda.current_device() != self._device:
+            with torch.cuda.device(self._device):
+                return self.again(given)
+        out = torch.empty(self.shape, dtype=self.dtype, device=given["a"].device)
+        self({**given, "out": out})
+        return out
+
+    def __call__(self, given: dict[str, Tensor]) -> None:
+        """Launch on the current stream of the GPU, which is the current one. given: the tensors by name."""
+        stream = torch.cuda.current_stream(self._device).cuda_stream
+        self._launch(stream, [given[name].data_ptr() if name in given else 0 for name in self._names])
+
+
+def _low(given: dict[str, Tensor]) -> list[int]:
+    return [one.data_ptr() % ALIGN for one in given.values()]
+
+
+def arrays(planned: GroupedPlan) -> list[Array | None]:
+    """The kernel's arguments, wherever they lie."""
+    return [
+        None if one is None else Array(name, one.shape, one.strides, DTYPES[one.dtype].numpy.name, name == "out")
+        for name, one in planned.operands
+    ]
 
 
 def _on_virtual(planned: GroupedPlan, given: dict[str, Tensor], config: Any, policy: str) -> None:
@@ -192,8 +225,7 @@ def _on_virtual(planned: GroupedPlan, given: dict[str, Tensor], config: Any, pol
             if name != "out":
                 arrays[name][...] = on_virtual.seen(given[name], operand)
     stream = device.stream()
-    compiled = program(planned.form, planned.ragged, config or config_for(planned, on_virtual.SMS))
-    compiled(stream, *arrays.values())
+    execute.program(planned.form, config or config_for(planned, on_virtual.SMS))(stream, *arrays.values())
     stream.synchronize()
     stored = dict(planned.operands)["out"]
     assert stored is not None

@@ -6,9 +6,12 @@ columns (3-D by 2-D) are groups of rows of the transposed product, and 3-D by 3-
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 from tensorladder.core.errors import UsageError
+from tensorladder.ops.kernels import Choice, choice
 from tensorladder.ops.plan import ACTIVATIONS, ALIGN, MOST, OUTPUTS, PITCH, Array, Matrix, Operand, _matrix
 from tensorladder.rungs.parts.form import Form
 
@@ -18,14 +21,13 @@ GROUPS = 1 << 16  # more make sums of tiles that 32 bits may not hold
 
 @dataclass(frozen=True)
 class GroupedPlan:
-    """A grouped product. ragged: "m", C (t, n) of A (t, k) and a B (n, k) a group; "k", a C (m, n) a group of A (m, t)
-    and B (n, t).
+    """A grouped product. form.ragged: "m", C (m, n) of A (m, k) and a B (n, k) a group, m cut into groups; "k", a C
+    (m, n) a group of A (m, k) and B (n, k), k cut.
 
     shape: the result's. operands: what the kernel is called with, by name and in order, None for what the form lacks;
     empty where there is nothing for a kernel to do.
     """
 
-    ragged: str
     form: Form
     groups: int
     m: int
@@ -33,6 +35,11 @@ class GroupedPlan:
     k: int
     shape: tuple[int, ...]
     operands: tuple[tuple[str, Operand | None], ...] = ()
+
+    @property
+    def ragged(self) -> str:
+        """Which extent is cut into groups."""
+        return self.form.ragged
 
 
 def plan(
@@ -54,10 +61,10 @@ def plan(
         if extent > most:
             raise UsageError(f"{name}={extent}: at most {most}")
     pitch = _bias_pitch(bias, groups, n)
-    form = Form(a.dtype, out_dtype or a.dtype, bias=bias.dtype if bias else "", activation=activation)
+    form = Form(a.dtype, out_dtype or a.dtype, bias=bias.dtype if bias else "", activation=activation, ragged=ragged)
     shape = (m, n) if ragged == "m" else (groups, m, n)
     if 0 in (m, n, k, groups):
-        return GroupedPlan(ragged, form, groups, m, n, k, shape)
+        return GroupedPlan(form, groups, m, n, k, shape)
     if n % PITCH["fp16"]:
         raise UsageError(f"b: N={n}: rows of the result are stored 16 bytes at a time, pad N to a multiple of 8")
     left = _matrix("a", _stack(a))
@@ -69,11 +76,14 @@ def plan(
     made = {
         "a": Operand(left.shape, left.strides, form.dtype),
         "b": _operand(right, form.dtype, ragged == "m"),
+        "up": None,
         "out": _operand(stored, form.out, ragged == "k"),
         "bias": Operand((groups, n), (pitch, 1), form.bias) if bias else None,
+        "scale_a": None,
+        "scale_b": None,
         "offs": Operand((groups,), (1,), "int32"),
     }
-    return GroupedPlan(ragged, form, groups, m, n, k, shape, tuple(made.items()))
+    return GroupedPlan(form, groups, m, n, k, shape, tuple(made.items()))
 
 
 def _ragged(a: Array, b: Array) -> str:
@@ -136,9 +146,59 @@ def _operand(matrix: Matrix, dtype: str, stacked: bool) -> Operand:
     return Operand(shape, strides, dtype) if stacked else Operand(shape[:2], strides[:2], dtype)
 
 
-def tile(plan: GroupedPlan) -> tuple[tuple[int, int, int], int, int, int]:
-    """The kernel's tile, consumer warpgroups, stages and buffers of C, by the rows that a group has on average."""
-    rows = -(-plan.m // plan.groups) if plan.ragged == "m" else plan.m
-    if rows <= 64:
-        return ((64, 256, 64), 1, 5, 2) if plan.n > 128 else ((64, 128, 64), 1, 8, 2)
-    return ((128, 256, 64), 2, 4, 2) if plan.n > 128 else ((128, 128, 64), 2, 6, 2)
+# (tile, stages, buffers of C, how fast beside the others), from times of mixtures of experts on an H200.
+TILES = (
+    ((128, 192, 64), 5, 1, 1.0),
+    ((128, 128, 64), 6, 2, 0.98),
+    ((64, 256, 64), 5, 1, 0.9),
+    ((64, 128, 64), 8, 2, 0.75),
+)
+FEW_ROWS = 48  # a group, up to which B's way from memory is all that counts: many small boxes on their way
+MANY_ROWS = 512  # a group of K, from which sharing A pays
+
+
+def choices(form: Form) -> tuple[Choice, ...]:
+    """All that `choose` may choose."""
+    own = [_choice(one, 1) for one in _tiles(form)]
+    few = TILES[-1:] if form.ragged == "m" else _tiles(form)
+    return (*own, *(_choice(one, 2) for one in few if _can_share(one, form)))
+
+
+def choose(plan: GroupedPlan, sm_count: int) -> Choice:
+    """The kernel and its knobs: the tile of the least work of the busiest SM.
+
+    How many rows groups have is not known here: on average a group's last tile is half empty.
+    """
+    form, rows = plan.form, plan.m / plan.groups
+
+    def work(option: tuple[Any, ...]) -> float:
+        (tile_m, tile_n, _), _, _, speed = option
+        down = max(1.0, rows / tile_m + 0.5) if form.ragged == "m" else -(-plan.m // tile_m)
+        count = plan.groups * down * -(-plan.n // tile_n)
+        return math.ceil(count / sm_count) * tile_m * tile_n / speed
+
+    few = form.ragged == "m" and rows <= FEW_ROWS
+    best = TILES[-1] if few else min(_tiles(form), key=work)
+    share = few or (form.ragged == "k" and plan.k / plan.groups >= MANY_ROWS)
+    return _choice(best, 2 if share and _can_share(best, form) else 1)
+
+
+def rank(plan: GroupedPlan, sm_count: int) -> tuple[Choice, ...]:
+    """The choice, and then all others."""
+    best = choose(plan, sm_count)
+    return (best, *(one for one in choices(plan.form) if one != best))
+
+
+def _tiles(form: Form) -> tuple[tuple[Any, ...], ...]:
+    """Of groups of K the tiles of 128 columns alone, as no others were measured."""
+    return TILES if form.ragged == "m" else TILES[1::2]
+
+
+def _can_share(option: tuple[Any, ...], form: Form) -> bool:
+    """Whether two CTAs can each load half of A's rows: whole 64 where these are contiguous."""
+    return form.a_major == "k" or option[0][0] >= 128
+
+
+def _choice(option: tuple[Any, ...], share: int) -> Choice:
+    tile, stages, c_stages, _ = option
+    return choice("c9", tile=tile, stages=stages, c_stages=c_stages, cluster_n=share)

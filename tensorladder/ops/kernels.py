@@ -94,6 +94,7 @@ KERNELS: dict[str, Kernel] = {
         Kernel("c7", "hopper.c7_fused_ping_pong", "FusedGemmConfig", ("sm_90a",), lambda _: True),
         Kernel("b9", "ampere.b9_epilogue", "WarpEpilogueGemmConfig", WARP_MMA, _halves, also=("sm_90a", "sm_100a")),
         Kernel("d5", "blackwell.d5_epilogue", "PairEpilogueGemmConfig", ("sm_100a",), lambda _: True),
+        Kernel("c9", "hopper.c9_grouped", "GroupedGemmConfig", ("sm_90a",), lambda product: bool(product.form.ragged)),
     )
 }
 

@@ -77,7 +77,7 @@ def make(
     stays where it is (a scale that stands for a missing one).
     """
     made = relative(plan, kernel, tensors, call)
-    return Launcher(device, [_prepared(kernel.program, one, device) for one in made])
+    return Launcher(device, [prepared(kernel.program, one, device) for one in made])
 
 
 def relative(
@@ -118,7 +118,8 @@ def _address(tensor: torch.Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
-def _prepared(program: Program, one: Template, device: int) -> driver.Prepared:
+def prepared(program: Program, one: Template, device: int) -> driver.Prepared:
+    """A program's launch, its code loaded on the current GPU, which is `device`."""
     module = next(found for found in program.modules if digest_of(found) == one.code)
     launch = Launch(module, one.kernel, one.grid, one.block, one.params, one.smem, one.cluster, one.attributes)
     return driver.Prepared(launch, one.offsets, _function(module, one, device), one.addresses, device)

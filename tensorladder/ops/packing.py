@@ -16,7 +16,7 @@ from tensorladder.frontends.cutedsl import host_part, without_lines
 from tensorladder.measure import calls, dynamic
 from tensorladder.measure import pack as rung_packs
 from tensorladder.measure.suites import SUITES, Suite
-from tensorladder.ops import kernels, packs
+from tensorladder.ops import grouped_plan, kernels, packs
 from tensorladder.ops.choose import choose
 from tensorladder.ops.kernels import Choice
 from tensorladder.ops.plan import DEFAULT_OUTPUT
@@ -81,7 +81,8 @@ class Made(NamedTuple):
 def wanted(
     arch: str, asked: Sequence[Form], shapes: Sequence[tuple[int, ...]] = (), sm_count: int = SMS
 ) -> list[Wanted]:
-    """The kernels that the model chooses for these forms: for each shape (M, N, K), or the most frequent ones.
+    """What the model chooses for these forms: for each shape (M, N, K), or the most frequent ones; of groups
+    all that it may choose.
 
     UsageError for a shape of other than three extents, and for a form that no kernel computes.
     """
@@ -90,6 +91,9 @@ def wanted(
             raise UsageError(f"--shape {','.join(map(str, shape))}: with --ops it takes M,N,K")
     made = []
     for form in asked:
+        if form.ragged:
+            made += [Wanted(form, one, sm_count) for one in grouped_plan.choices(form)]
+            continue
         over = shapes or [shape for name in SUITE for shape in SUITES[name].shapes]
         found = Counter(choose(m, n, k, 1, form, sm_count, arch) for m, n, k in over)
         made += [Wanted(form, one, sm_count) for one, _ in found.most_common(None if shapes else A_FORM)]

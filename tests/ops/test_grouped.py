@@ -6,13 +6,20 @@ import pytest
 
 import tensorladder
 from tensorladder.core.errors import UsageError
-from tensorladder.ops.grouped_plan import plan
+from tensorladder.ops.grouped_plan import GroupedPlan, choices, choose, plan
 from tensorladder.ops.plan import Array
+from tensorladder.rungs.parts.form import Form
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 pytest.importorskip("cutlass")
 pytest.importorskip("llvmlite")
 pytest.importorskip("ml_dtypes")
+
+import torch
+
+from tensorladder.measure.dynamic import templates
+from tensorladder.ops import execute, grouped, kernels
+from tensorladder.rungs.hopper import c9_grouped
 
 BF16 = torch.bfloat16
 ROUNDING = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-22}
@@ -215,3 +222,23 @@ def test_refusals_of_calls(call, message):
     with pytest.raises(UsageError) as refusal:
         call()
     assert str(refusal.value).startswith(message) and "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("majors", [("k", "k"), ("k", "mn"), ("mn", "mn")])
+@pytest.mark.parametrize("ragged", ["m", "k"])
+def test_every_choice_is_a_legal_config(ragged, majors):
+    form = Form("bf16", "fp32", a_major=majors[0], b_major=majors[1], ragged=ragged)
+    for one in choices(form):
+        c9_grouped.check_config(kernels.config(one, 132), "sm_90a", form)
+    for t, n, k in ((1, 8, 8), (700, 512, 264), (8192, 14336, 4096), (32768, 2880, 2880)):
+        assert choose(GroupedPlan(form, 8, t, n, k, ()), 132) in choices(form)
+
+
+def test_the_host_code_takes_what_a_gpu_call_hands_it():
+    """Without a GPU: the launch that the compiled host part makes of the plan's extents and pitches."""
+    planned = plan(array(40, 64), array(3, 64, 256), ENDS, bias=array(256))
+    config = grouped.config_for(planned, 132)
+    (made,) = templates(execute.program(planned.form, config), grouped.arrays(planned))
+    numbers = {number for _, number, _ in made.addresses}
+    assert numbers == {at for at, (_, one) in enumerate(planned.operands) if one is not None}
+    assert made.cluster[0] == 2 and made.grid[0] <= 132 and made.attributes["programmatic_stream_serialization"]

@@ -44,10 +44,10 @@ def arguments(form: Form) -> list[Any]:
         matrix(form.residual, (m, n, l), aligned=form.c_tma) if form.residual else None,
         row_major(form.bias, (n,), align=bias_align) if form.bias else None,
         row_major("fp32", (2,), align=4),
-        *(_factors(extent) if form.scaled else None for extent in (m, n)),
+        *(factors(extent) if form.scaled else None for extent in (m, n)),
     ]
 
 
-def _factors(extent: Any) -> Any:
+def factors(extent: Any) -> Any:
     """A vector of factors, or with stride 0 one for all."""
     return cute.runtime.make_fake_tensor(ELEMENT_TYPES["fp32"], (extent,), (cute.sym_int64(),), assumed_align=4)

@@ -20,6 +20,9 @@ class Form:
     where a piece of 16 bytes does), and those of R and the bias's base with them. False: N is any, and so are the
     pitches of C and R and their base addresses and the bias's (of whole elements); the stores take longer.
 
+    ragged: groups of different sizes along "m" or "k", whose ends are data (`c9-grouped` alone, which says what it
+    takes); "" for none.
+
     Kernels of a form take A (M, K, L), B (N, K, L), U (as B), C (M, N, L), R (M, N, L), bias (N,), S (2,), p (M,) and
     q (N,) in this order, None for what the form lacks. L: independent products (1: an ordinary one). S is (alpha, beta)
     in fp32. p and q may have stride 0: one factor for all.
@@ -35,3 +38,4 @@ class Form:
     scaled: bool = False
     gated: bool = False
     c_tma: bool = True
+    ragged: str = ""

@@ -39,15 +39,20 @@ def tiles_of(begin: cutlass.Int32, end: cutlass.Int32, rows: cutlass.Constexpr, 
 
 
 class Tiles:
-    """The tiles of all groups as one sequence. tile: (M, N, K) of C. raster_rows: tiles before the next column.
+    """The tiles of clusters of CTAs, of all groups, as one sequence. tile: (M, N, K) of a CTA; cluster: CTAs along M
+    and N; raster_rows: clusters' tiles before the next column.
 
     align: what boxes begin at a multiple of, along the ragged extent. ragged_k: groups of K, a whole C each; else of
     rows. Device functions take A's and C's shapes, (M, K) and (M, N) but for the groups, and a window: what a lane
     knows of the group first + lane, as (first, begin, end, number of tiles up to its group's last).
     """
 
-    def __init__(self, tile: tuple[int, int, int], raster_rows: int, align: int, ragged_k: bool):
-        self.tile, self.raster_rows, self.align, self.ragged_k = tile, raster_rows, align, ragged_k
+    def __init__(
+        self, tile: tuple[int, int, int], cluster: tuple[int, int], raster_rows: int, align: int, ragged_k: bool
+    ):
+        self.own, self.cluster = tile, cluster
+        self.tile = (tile[0] * cluster[0], tile[1] * cluster[1], tile[2])
+        self.raster_rows, self.align, self.ragged_k = raster_rows, align, ragged_k
 
     @cute.jit
     def most(self, offs: cute.Tensor, shape_C: cute.Shape):
@@ -100,9 +105,15 @@ class Tiles:
         return self.find(offs, tile, window, shape_A, shape_C)
 
     @cute.jit
-    def place(self, offs: cute.Tensor, tile: cutlass.Int32, window: tuple, shape_A: cute.Shape, shape_C: cute.Shape):
-        """A tile's group, first row, number along N, first k, number of K tiles, and the group's [low, high) of the
-        ragged extent: what a box holds below `low` or from `high` on is of other groups. Rows of no group have no K."""
+    def place(
+        self, offs: cute.Tensor, tile: cutlass.Int32, window: tuple, shape_A: cute.Shape, shape_C: cute.Shape,
+        cta: cute.Coord = (0, 0),
+    ):
+        """Of a CTA's tile: its group, first row, column and k, number of K tiles, and the group's [low, high) of the
+        ragged extent: what a box holds below `low` or from `high` on is of other groups. Rows of no group have no K.
+
+        cta: in its cluster, whose tile it is.
+        """
         bM, bN, bK = self.tile
         tiles_n, k, k_tiles = cute.ceil_div(shape_C[1], bN), cutlass.Int32(0), cutlass.Int32(0)
         if cutlass.const_expr(self.ragged_k):
@@ -120,7 +131,15 @@ class Tiles:
             if group < offs.shape[0]:
                 k_tiles = cute.ceil_div(shape_A[1], bK)
         m, n = raster(within, tiles_m, tiles_n, self.raster_rows)
-        return group, row + m * bM, n, k, k_tiles, low, high
+        row, col = row + m * bM + cta[0] * self.own[0], n * bN + cta[1] * self.own[1]
+        return group, row, col, k, k_tiles, low, high
+
+
+@cute.jit
+def boxes(mX: cute.Tensor, box: cutlass.Constexpr, group: cutlass.Int32, at: cute.Coord):
+    """(box, boxes along K) of a group's operand, from the element `at` on. mX: (rows, K), or (rows, K, groups)."""
+    plane = mX[None, None, group] if cutlass.const_expr(cute.rank(mX) == 3) else mX
+    return cute.local_tile(cute.domain_offset(at, plane), box, (0, None))
 
 
 @cute.jit
@@ -129,30 +148,3 @@ def raster(index: cutlass.Int32, tiles_m: cutlass.Int32, tiles_n: cutlass.Int32,
     block, within = index // (rows * tiles_n), index % (rows * tiles_n)
     tall = cutlass.min(tiles_m - block * rows, rows)
     return block * rows + within % tall, within // tall
-
-
-@cute.jit
-def finish(
-    acc: cute.Tensor, thr_mma: cute.TiledMma, bias: cute.Tensor | None, group: cutlass.Int32, col: cutlass.Int32,
-    activation: cutlass.Constexpr,
-):
-    """act(acc + bias) of a chunk of C that begins at column `col`, in place; bias: (groups, N), N even, or None.
-
-    acc: ((2 columns, 2 rows, pairs), 1, 1) a thread. Rows of no group (group = groups) have no bias.
-    """
-    if cutlass.const_expr(bias is not None):
-        count, cols = bias.shape
-        layout = cute.make_layout((count, 2, cols // 2), stride=(bias.stride[0], 1, 2))
-        values, pair = cute.make_tensor(bias.iterator, layout), cute.make_rmem_tensor(2, bias.element_type)
-        _, rows, pairs = acc.shape[0]
-        coords = thr_mma.partition_C(cute.make_identity_tensor((64, 8 * pairs)))
-        for j in cutlass.range_constexpr(pairs):
-            n = col + coords[(0, 0, j), 0, 0][1]
-            if group < count and n < cols:
-                pair.store(values[group, None, n // 2].load())
-                for r in cutlass.range_constexpr(rows):
-                    for i in cutlass.range_constexpr(2):
-                        acc[(i, r, j), 0, 0] = acc[(i, r, j), 0, 0] + pair[i].to(cutlass.Float32)
-    if cutlass.const_expr(activation is not None):
-        for i in cutlass.range_constexpr(cute.size(acc)):
-            acc[i] = activation(acc[i])

@@ -16,19 +16,6 @@ BITS = 128  # of a piece
 LINE = 8  # pieces
 
 
-def layout(dtype: type[cutlass.Numeric], major: OperandMajorMode, rows: int, cols: int, stages: int):
-    """(rows, cols, stages) under the 128-byte swizzle of TMA and WGMMA; rows run along M or N, cols along K.
-
-    K-major: row-major in columns of 128 bytes. MN-major: 128 bytes of M or N by K, one such block after the other.
-    """
-    width, swizzle = BITS * LINE // dtype.width, cute.make_swizzle(3, 4, 3)
-    if major == OperandMajorMode.K:
-        atom = cute.make_composed_layout(swizzle, 0, cute.make_layout((8, width), stride=(width, 1)))
-        return cute.tile_to_shape(atom, (rows, cols, stages), order=(0, 1, 2))
-    atom = cute.make_composed_layout(swizzle, 0, cute.make_layout((width, 8), stride=(1, width)))
-    return cute.tile_to_shape(atom, (rows, cols, stages), order=(1, 0, 2))
-
-
 def view(pointer: Any, elements: int, stages: int):
     """Memory as (elements of a piece, piece, stage); elements: of a stage."""
     width = BITS // pointer.dtype.width
