@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensorladder.core.errors import UsageError
-from tensorladder.ops.plan import Array, Matrix, fold, plan
+from tensorladder.ops.plan import Array, Matrix, fold, operands, plan
 
 
 def array(*shape, dtype="fp16", strides=None, address=0):
@@ -180,6 +182,49 @@ def test_refusals_name_the_argument(changed, message):
 def test_the_residual_may_lie_where_the_result_goes():
     c = array(16, 40, address=1 << 20)
     assert plan(A, B, out=c, residual=c, beta=1.0).r == Matrix((16, 40), "k", 40)
+
+
+def placed(draw, shape, pad):
+    """An array of numpy's of this shape, its extents in memory in any order, and as it is planned with."""
+    order = draw(st.permutations(range(len(shape))))
+    extents = [shape[axis] for axis in order]
+    extents[-1] += pad
+    memory = np.arange(math.prod(extents), dtype=np.float64).reshape(extents)
+    array = memory[..., : extents[-1] - pad].transpose(np.argsort(order))
+    return memory, array, Array(array.shape, tuple(step // 8 for step in array.strides), "fp16")
+
+
+def shown(memory, operand):
+    """What a kernel sees of memory."""
+    return np.lib.stride_tricks.as_strided(memory, operand.shape, [8 * step for step in operand.strides])
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_what_kernels_see_is_the_product(data):
+    """Of arrays in any order in memory, with padding and broadcast: what the kernel's operands name, multiplied, and
+    put where its result goes, is numpy's product; or the call is refused."""
+    draw = data.draw
+    m, n, k = (draw(st.sampled_from(extents)) for extents in ((1, 3, 8), (1, 5, 8, 16), (1, 8, 16)))
+    lead = draw(st.lists(st.integers(1, 3), max_size=2))
+    whole = st.tuples(*(st.sampled_from((1, extent)) for extent in lead))
+    own = [draw(whole)[draw(st.integers(0, len(lead))) :] for _ in range(2)]
+    shape = (*np.broadcast_shapes(*own), m, n)
+    (left, a, seen_a), (right, b, seen_b) = (
+        placed(draw, (*part, *matrix), draw(st.sampled_from((0, 8)))) for part, matrix in zip(own, ((m, k), (k, n)))
+    )
+    target, c, seen_c = placed(draw, shape, draw(st.sampled_from((0, 3, 8))))
+    given_out = draw(st.booleans())
+    try:
+        found = plan(seen_a, seen_b, out=replace(seen_c, address=1 << 30) if given_out else None)
+    except UsageError:
+        return
+    called = operands(found)
+    product = np.einsum("mkl,nkl->mnl", shown(left, called["a"]), shown(right, called["b"]))
+    if not given_out:
+        target = c = np.zeros(shape)
+    shown(target, called["out"])[...] = product
+    assert found.shape == shape and np.array_equal(c, a @ b)
 
 
 @settings(max_examples=100, deadline=None)
