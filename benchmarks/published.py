@@ -13,19 +13,17 @@ import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 from tensorladder.core.errors import TensorladderError
-from tensorladder.core.program import Launch
-from tensorladder.frontends import ptxparams
 from tensorladder.measure import bench
 from tensorladder.measure import pack as packs
 from tensorladder.measure.baselines import BASELINES
+from tensorladder.measure.dynamic import templates
 from tensorladder.measure.suites import Suite
 from tensorladder.problems import find as problem_named
 from tensorladder.rungs import rung as rungs
-from tensorladder.silicon import pack, relocate
+from tensorladder.silicon import pack
 from tensorladder.silicon.driver import facts
 from tensorladder.silicon.nvml import Meter
 from tensorladder.silicon.target import cuda_torch
@@ -78,13 +76,7 @@ def _published(label: str, script: str, name: str, ours: pack.Entry) -> packs.Ma
     with mock.patch("torch.cuda.get_device_capability", return_value=(9, 0)):
         program = compile_program(found() if isinstance(found, type) else found, *arguments, arch=ARCH, name=label)
     code = {pack.digest(module.cubin): module.cubin for module in program.modules}
-    digests = {id(module): pack.digest(module.cubin) for module in program.modules}
-
-    def about(launch: Launch) -> Any:
-        ptx, kernel = launch.module.ptx, launch.kernel
-        return ptxparams.entry(ptx, kernel).params, ptxparams.unread(ptx, kernel)
-
-    launches = relocate.templates(label, lambda views: program.launches(*views), ours.arrays, about, digests)
+    launches = templates(program, ours.arrays)
     entry = pack.Entry(label, ARCH, ours.shape, DTYPE, {}, "", ours.arrays, launches)
     return packs.Made(entry, code, None, {})
 
