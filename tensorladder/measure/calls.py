@@ -14,6 +14,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tensorladder.core.errors import TensorladderError, UsageError
+from tensorladder.ops import grouped_plan
+from tensorladder.ops.grouped_plan import GroupedPlan
+from tensorladder.ops.kernels import Choice
 from tensorladder.ops.plan import Array, Plan, plan
 from tensorladder.problems import DTYPES
 from tensorladder.problems.gemm import NARROW_K, NARROW_STEP, narrow_sum
@@ -140,12 +143,19 @@ def planned(call: Call, shape: Shape, dtype: str) -> Plan:
     return plan(lies((m, k), (k, 1), dtype), b, **given)
 
 
+def planned_groups(call: Call, shape: Shape, dtype: str) -> GroupedPlan:
+    """`planned` of a call with groups."""
+    m, n, k = shape
+    a, b = Array((m, k), (k, 1), dtype), Array((call.groups, k, n), (n * k, 1, k), dtype)
+    return grouped_plan.plan(a, b, Array((call.groups,), (1,), "int32"))
+
+
 def chosen(call: Call, shape: Shape, dtype: str, sm_count: int, torch: Any = None) -> dict[str, Any]:
     """The kernel that the op takes, and its knobs; nothing where no kernel does it. torch: with the GPU, whose measured
     choices count then.
     """
     if call.groups:
-        return {"kernel": "c9"}
+        return _told(grouped_plan.choose(planned_groups(call, shape, dtype), sm_count))
     from tensorladder.ops import tune
     from tensorladder.ops.choose import ARCH
 
@@ -154,6 +164,10 @@ def chosen(call: Call, shape: Shape, dtype: str, sm_count: int, torch: Any = Non
         found = tune.chosen(where, planned(call, shape, dtype))
     except TensorladderError:
         return {}
+    return _told(found)
+
+
+def _told(found: Choice) -> dict[str, Any]:
     return {"kernel": found.kernel, "config": {knob: _plain(value) for knob, value in found.knobs}}
 
 

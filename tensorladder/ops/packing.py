@@ -104,9 +104,11 @@ def of_suite(suite: Suite, arch: str, sm_count: int = SMS) -> list[Wanted]:
     """The kernels that calls of a suite of benchmarks take, all of its shapes (of none given: plain products)."""
     made: dict[Wanted, None] = {}
     for call in map(calls.find, suite.ops or ("matmul",)):
-        if call.groups:
-            raise UsageError(f"--suite {suite.name}: grouped products are not packed yet")
         for shape in suite.shapes:
+            if call.groups:
+                plan = calls.planned_groups(call, shape, call.dtypes[0])
+                made[Wanted(plan.form, grouped_plan.choose(plan, sm_count), sm_count)] = None
+                continue
             try:
                 one = calls.planned(call, shape, call.dtypes[0])
             except UsageError:  # said where it is called

@@ -154,8 +154,9 @@ def test_a_suites_kernels_are_those_that_its_calls_take(ask):
     made = packing.of_suite(suite, "sm_90a")
     assert {one.form.gated for one in made} == {True, False} and {one.form.residual for one in made} == {"", "bf16"}
     assert len({(one.form, one.choice) for one in made}) == len(made) >= 3
-    with pytest.raises(UsageError, match="grouped products are not packed"):
-        packing.of_suite(suites.SUITES["grouped"], "sm_90a")
+    grouped = packing.of_suite(suites.SUITES["grouped"], "sm_90a")
+    assert len({(one.form, one.choice) for one in grouped}) == len(grouped) >= 3
+    assert {(one.choice.kernel, one.form.ragged) for one in grouped} == {("c9", "m")}
     said = ask("pack", "--ops", "--suite", "llm", "--form", "bf16")
     assert said.code == 2 and "leave --form and --shape out" in said.err
 
