@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from tensorladder.core.errors import TensorladderError, UsageError
-from tensorladder.measure import bench, calls
+from tensorladder.measure import bench
 from tensorladder.measure import pack as packs
 from tensorladder.measure.suites import Suite
+from tensorladder.ops import calls
 from tensorladder.rungs import rung as rungs
 
 ARCH = "sm_90a"

@@ -17,8 +17,11 @@ from tensorladder.cli.options import Arch, Json, On
 from tensorladder.core.errors import UsageError
 from tensorladder.draw.benchmarks import pictures
 from tensorladder.measure import bench as measure
-from tensorladder.measure import calls, counters, suites
+from tensorladder.measure import counters, suites
 from tensorladder.measure.request import parse_place, parse_shape
+from tensorladder.ops import bench as op_bench
+from tensorladder.ops import calls
+from tensorladder.ops.rivals import Quack
 
 COLUMNS = (
     "rung", "shape", "dtype", "us", "10-90 %", "TFLOPS", "baseline", "its us", "ratio", "tensor %", "MHz", "W", "notes",
@@ -166,9 +169,9 @@ def _op_on_gpu(
     if pack is not None:
         os.environ["TENSORLADDER_PACK"] = pack
     host = measure.machine(suite)
-    theirs = None if quack is None else measure.Quack(quack, host["sms"] // 2)
+    theirs = None if quack is None else Quack(quack, host["sms"] // 2)
     host["quack"] = theirs.version if theirs else host["quack"]
-    return host, measure.calls_on_gpu(called, suite, options, refused, theirs)
+    return host, op_bench.on_gpu(called, suite, options, refused, theirs)
 
 
 def _show(

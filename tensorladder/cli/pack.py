@@ -79,9 +79,9 @@ def _ops(
 
     start = time.perf_counter()
     if suite is not None:
-        if spelt or shapes:
-            raise UsageError("--suite with --ops: its calls, forms and shapes are given; leave --form and --shape out")
-        wanted = packing.of_suite(suites.find(suite), arch, sms)
+        if spelt or shapes or arch != "sm_90a":
+            raise UsageError("--suite with --ops: its forms, shapes and sm_90a are given; leave the options out")
+        wanted = packing.of_suite(suites.find(suite), sms)
     else:
         asked = [packing.parse_form(text) for text in spelt]
         forms = asked or [one for dtype in dtypes for one in packing.forms(dtype)]

@@ -21,17 +21,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tensorladder import __version__
-from tensorladder.core.errors import MissingExtra, TensorladderError, UsageError
+from tensorladder.core.errors import TensorladderError, UsageError
 from tensorladder.measure import pack as packs
 from tensorladder.measure import run as harness
 from tensorladder.measure.baselines import BASELINES, versions
-from tensorladder.measure.calls import CHECKED_AT_ONCE, Call, Work, chosen, ours, sets_for
-from tensorladder.measure.rivals import Quack, Rival, rivals
 from tensorladder.measure.suites import Suite, takes
 from tensorladder.problems import DTYPES, Problem
 from tensorladder.rungs import rung as rungs
@@ -44,6 +42,8 @@ from tensorladder.silicon.timing import Options, Times, compare, host_us
 Record = dict[str, Any]
 
 EMULATED_FLOPS = 2 * 512**3  # what the virtual GPU is asked to compute at most
+MOST_SETS = 256
+CHECKED_AT_ONCE = 1 << 26  # elements of C, in float64
 BEST = "best of them"
 #: dense fp16 operations a clock and SM, by compute capability (NVIDIA's architecture papers)
 TENSOR_FLOPS = {(8, 0): 2048, (9, 0): 4096, (10, 0): 8192}
@@ -56,6 +56,13 @@ class Job:
     label: str
     entry: Entry
     load: Callable[[], Kernel]
+
+
+class Rival(NamedTuple):
+    """What ours is timed beside: a call for each set of operands, and what was chosen to get there ("": no choice)."""
+
+    runs: Sequence[Callable[[], Any]]
+    choice: str = ""
 
 
 # --------------------------------------------------------------------------------------------------------- what to do
@@ -184,6 +191,11 @@ def with_shares(rows: Iterable[Record], shares: Mapping[Any, float]) -> Iterator
         yield record if share is None else {**record, "tensor_pipe": share}
 
 
+def sets_for(size: int, l2: int) -> int:
+    """How many sets of operands of so many bytes fill twice an L2 of `l2` bytes beside the one in use."""
+    return max(2, min(MOST_SETS, -(-2 * l2 // size) + 1))
+
+
 class Workload:
     """Sets of tensors for one problem, enough of them to fill twice the L2."""
 
@@ -243,11 +255,11 @@ def _one(
     ok = error <= tolerance and (within or rung.tolerance is not None)
     base: Record = {
         "rung": job.label, "shape": list(entry.shape), "dtype": entry.dtype, "arch": entry.arch, "on": "gpu",
-        "config": dict(entry.config), "ok": ok, "error": _error(error),
+        "config": dict(entry.config), "ok": ok, "error": error_of(error),
         "tolerance": tolerance, "bytes": workload.bytes, "flops": workload.problem.flops(entry.shape),
     }  # fmt: skip
     if not ok:
-        yield {**base, **_nothing("wrong, so not timed")}
+        yield {**base, **untimed("wrong, so not timed")}
         return
     contenders = {}
     for name, make in BASELINES.items():
@@ -259,10 +271,10 @@ def _one(
                 contenders[name] = Rival(calls)
         except Exception as problem:  # another project's code: say what it said, and go on without it
             refused.append(f"{name} on {entry.label}: {' '.join(str(problem).split())[:200] or type(problem).__name__}")
-    yield from _contest(torch, base, ours, contenders, meter, options)
+    yield from contest(torch, base, ours, contenders, meter, options)
 
 
-def _contest(
+def contest(
     torch: Any,
     base: Record,
     runs: Sequence[Callable[[], Any]],
@@ -291,52 +303,7 @@ def _contest(
         yield {**base, **against(name, times, measured.times[name]), **more}
 
 
-def calls_on_gpu(
-    called: Sequence[tuple[Call, str]], suite: Suite, options: Options, refused: list[str], quack: Quack | None = None
-) -> Iterator[Record]:
-    """A record for each call of the op (with its element type), shape of the suite and rival.
-
-    refused: gets a line for each shape that the op does not take, and each rival that could not be run. UsageError
-    where it takes none.
-    """
-    torch = cuda_torch()
-    meter, known, nothing = Meter(), driver.facts(), True
-    for call, dtype in called:
-        for shape in suite.shapes:
-            work = Work(torch, call, shape, dtype, known["l2_bytes"])
-            try:
-                for record in _called(torch, work, meter, known["sms"], options, refused, quack):
-                    yield record
-                    nothing = False
-            except MissingExtra:
-                raise
-            except UsageError as error:
-                refused.append(f"{call.label} {'x'.join(map(str, shape))} {dtype}: {error}")
-            del work
-            torch.cuda.empty_cache()
-    if nothing:
-        raise UsageError(f"nothing was timed: {refused[-1] if refused else 'no shapes'}")
-
-
-def _called(
-    torch: Any, work: Work, meter: Meter, sms: int, options: Options, refused: list[str], quack: Quack | None
-) -> Iterator[Record]:
-    runs = [ours(work.call, tensors) for tensors in work.sets]
-    within, error = work.check(runs[0])
-    ok = within and error <= work.tolerance
-    kernel = chosen(work.call, work.shape, work.dtype, sms, torch if work.device == "cuda" else None)
-    base: Record = {
-        "rung": work.call.label, "shape": list(work.shape), "dtype": work.dtype, "on": "gpu", **kernel, "ok": ok,
-        "error": _error(error), "tolerance": float(f"{work.tolerance:.4g}"), "bytes": work.bytes, "flops": work.flops,
-    }  # fmt: skip
-    if not ok:
-        yield {**base, **_nothing("wrong, so not timed")}
-        return
-    contenders = dict(rivals(work, quack, refused))
-    yield from _contest(torch, base, runs, contenders, meter, options)
-
-
-def _error(error: float) -> float | None:
+def error_of(error: float) -> float | None:
     """Four digits of it; None for infinity, which JSON has not."""
     return float(f"{error:.4g}") if math.isfinite(error) else None
 
@@ -361,7 +328,7 @@ def against(name: str, ours: Times, baseline: Times) -> Record:
     }  # fmt: skip
 
 
-def _nothing(why: str) -> Record:
+def untimed(why: str) -> Record:
     keys = ("median_us", "tflops", "baseline", "baseline_us", "ratio")
     return {**dict.fromkeys(keys), "message": why}
 

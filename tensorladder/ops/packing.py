@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 from tensorladder.core.errors import UsageError
 from tensorladder.frontends import ptxparams
 from tensorladder.frontends.cutedsl import host_part, without_lines
-from tensorladder.measure import calls, dynamic
+from tensorladder.measure import dynamic
 from tensorladder.measure import pack as rung_packs
 from tensorladder.measure.suites import SUITES, Suite
-from tensorladder.ops import grouped_plan, kernels, packs
+from tensorladder.ops import calls, grouped_plan, kernels, packs
 from tensorladder.ops.choose import choose
 from tensorladder.ops.kernels import Choice
 from tensorladder.ops.plan import DEFAULT_OUTPUT
@@ -100,20 +100,16 @@ def wanted(
     return made
 
 
-def of_suite(suite: Suite, arch: str, sm_count: int = SMS) -> list[Wanted]:
-    """The kernels that calls of a suite of benchmarks take, all of its shapes (of none given: plain products)."""
+def of_suite(suite: Suite, sm_count: int = SMS) -> list[Wanted]:
+    """The sm_90a kernels that calls of a suite of benchmarks take, all of its shapes (plain products by default)."""
     made: dict[Wanted, None] = {}
     for call in map(calls.find, suite.ops or ("matmul",)):
         for shape in suite.shapes:
-            if call.groups:
-                plan = calls.planned_groups(call, shape, call.dtypes[0])
-                made[Wanted(plan.form, grouped_plan.choose(plan, sm_count), sm_count)] = None
-                continue
             try:
-                one = calls.planned(call, shape, call.dtypes[0])
+                form, one = calls.pick(call, shape, call.dtypes[0], sm_count)
             except UsageError:  # said where it is called
                 continue
-            made[Wanted(one.form, choose(one.m, one.n, one.k, one.l, one.form, sm_count, arch), sm_count)] = None
+            made[Wanted(form, one, sm_count)] = None
     return list(made)
 
 

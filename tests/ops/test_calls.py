@@ -13,7 +13,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tensorladder.core.errors import MissingExtra, UsageError  # noqa: E402
-from tensorladder.measure import bench, calls, rivals, suites  # noqa: E402
+from tensorladder.measure import bench as measure  # noqa: E402
+from tensorladder.measure import suites  # noqa: E402
+from tensorladder.ops import bench, calls, rivals  # noqa: E402
 from tensorladder.silicon.timing import Measured, Options, Times  # noqa: E402
 from tests.measure.fake_torch import Torch  # noqa: E402
 
@@ -70,7 +72,7 @@ def test_a_right_result_passes_and_one_wrong_element_does_not(monkeypatch, name,
     assert not within and math.isinf(error)
 
 
-@pytest.mark.parametrize("name", ["matmul", "bias-gelu", "bias-residual", "swiglu", "grouped-8", "fp8-rows"])
+@pytest.mark.parametrize("name", ["bias-residual", "swiglu", "grouped-8", "fp8-rows"])
 def test_the_op_passes_on_the_virtual_gpu(monkeypatch, name):
     pytest.importorskip("cutlass")
     monkeypatch.setenv("TENSORLADDER_DEVICE", "vgpu")
@@ -97,7 +99,7 @@ def test_torch_of_its_own_computes_the_same(name):
 
 
 def test_what_the_op_chooses_is_named():
-    for name in ("matmul", "bias-residual"):
+    for name in ("matmul", "bias-residual", "grouped-8"):
         made = work(name)
         found = calls.chosen(made.call, made.shape, made.dtype, 132)
         assert found["kernel"] and found["config"]
@@ -167,9 +169,9 @@ def records(monkeypatch, suite, names, times, right=1.0, ours=None):
     monkeypatch.setattr(bench, "cuda_torch", lambda: torch)
     monkeypatch.setattr(bench.driver, "facts", lambda: {"l2_bytes": 1000, "sms": 132})
     monkeypatch.setattr(bench, "Work", functools.partial(calls.Work, device="cpu"))
-    monkeypatch.setattr(bench, "compare", fake_compare(times))
+    monkeypatch.setattr(measure, "compare", fake_compare(times))
     monkeypatch.setattr(rivals, "fastest", lambda torch, candidates: next(iter(candidates)))
-    monkeypatch.setattr(bench, "host_us", lambda torch, runs: 7.5)
+    monkeypatch.setattr(measure, "host_us", lambda torch, runs: 7.5)
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
 
     def multiply(call, t):
@@ -185,7 +187,7 @@ def records(monkeypatch, suite, names, times, right=1.0, ours=None):
     monkeypatch.setattr(bench, "ours", ours or multiply)
     refused = []
     called = [(calls.find(name), calls.find(name).dtypes[0]) for name in names]
-    return list(bench.calls_on_gpu(called, suite, Options(), refused)), refused
+    return list(bench.on_gpu(called, suite, Options(), refused)), refused
 
 
 SMALL = suites.Suite("small", "", "bf16", {SHAPE: ""})
@@ -193,7 +195,7 @@ SMALL = suites.Suite("small", "", "bf16", {SHAPE: ""})
 
 def test_a_record_for_every_rival_and_the_best_of_them(monkeypatch):
     def quack(made, given):
-        return rivals.Rival([by_torch(made, i) for i in range(len(made.sets))], "128x192 pingpong")
+        return measure.Rival([by_torch(made, i) for i in range(len(made.sets))], "128x192 pingpong")
 
     monkeypatch.setattr(rivals, "_quack", quack)
     found, refused = records(monkeypatch, SMALL, ["matmul"], {"ours": 10.0, "cublas": 12.0, "quack": 11.0})
@@ -202,8 +204,8 @@ def test_a_record_for_every_rival_and_the_best_of_them(monkeypatch):
     assert found[0]["host_us"] == 7.5 and found[1]["baseline_host_us"] == 7.5
     assert found[1]["baseline_choice"] == "128x192 pingpong" and "baseline_choice" not in found[0]
     assert all(one["rung"] == "matmul" and one["kernel"] and one["ok"] for one in found)
-    means = {one["baseline"]: one["geometric_mean"] for one in bench.geometric_means(found)}
-    assert means == {"cublas": 1.2, "quack": 1.1, bench.BEST: 1.1}
+    means = {one["baseline"]: one["geometric_mean"] for one in measure.geometric_means(found)}
+    assert means == {"cublas": 1.2, "quack": 1.1, measure.BEST: 1.1}
     json.dumps(found, allow_nan=False)
 
 

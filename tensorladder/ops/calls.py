@@ -14,7 +14,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tensorladder.core.errors import TensorladderError, UsageError
-from tensorladder.ops import grouped_plan
+from tensorladder.measure.bench import CHECKED_AT_ONCE, sets_for
+from tensorladder.ops import grouped_plan, tune
+from tensorladder.ops.choose import ARCH
 from tensorladder.ops.grouped_plan import GroupedPlan
 from tensorladder.ops.kernels import Choice
 from tensorladder.ops.plan import Array, Plan, plan
@@ -22,12 +24,11 @@ from tensorladder.problems import DTYPES
 from tensorladder.problems.gemm import NARROW_K, NARROW_STEP, narrow_sum
 from tensorladder.problems.gemm_epilogue import EPILOGUE_STEPS
 from tensorladder.problems.problem import ACCUMULATE_STEP, CONFIDENCE
+from tensorladder.rungs.parts.form import Form
 
 Shape = tuple[int, int, int]
 Tensors = dict[str, Any]
 
-MOST_SETS = 256
-CHECKED_AT_ONCE = 1 << 26  # elements of the product, in float64
 APART = 1 << 42  # bytes between the addresses that calls are planned with
 PITCH = 8  # rows of C begin at multiples of it, whatever N is
 TORCH = {"fp16": "float16", "bf16": "bfloat16", "e4m3": "float8_e4m3fn"}
@@ -143,41 +144,36 @@ def planned(call: Call, shape: Shape, dtype: str) -> Plan:
     return plan(lies((m, k), (k, 1), dtype), b, **given)
 
 
-def planned_groups(call: Call, shape: Shape, dtype: str) -> GroupedPlan:
-    """`planned` of a call with groups."""
+def grouped(call: Call, shape: Shape, dtype: str) -> GroupedPlan:
+    """`planned` for a call with groups."""
     m, n, k = shape
-    a, b = Array((m, k), (k, 1), dtype), Array((call.groups, k, n), (n * k, 1, k), dtype)
-    return grouped_plan.plan(a, b, Array((call.groups,), (1,), "int32"))
+    a, b = Array((m, k), (k, 1), dtype, APART), Array((call.groups, k, n), (n * k, 1, k), dtype, 2 * APART)
+    return grouped_plan.plan(a, b, Array((call.groups,), (1,), "int32", 3 * APART))
+
+
+def pick(call: Call, shape: Shape, dtype: str, sm_count: int, torch: Any = None) -> tuple[Form, Choice]:
+    """The form of a call's product, and the kernel that the op takes. torch: with the GPU, whose measured choices count
+    then. UsageError where the op does not take the call.
+    """
+    if call.groups:
+        ragged = grouped(call, shape, dtype)
+        return ragged.form, grouped_plan.choose(ragged, sm_count)
+    made = planned(call, shape, dtype)
+    where = tune.Place("", "", ARCH, sm_count) if torch is None else tune.place(torch, 0, ARCH)
+    return made.form, tune.chosen(where, made)
 
 
 def chosen(call: Call, shape: Shape, dtype: str, sm_count: int, torch: Any = None) -> dict[str, Any]:
-    """The kernel that the op takes, and its knobs; nothing where no kernel does it. torch: with the GPU, whose measured
-    choices count then.
-    """
-    if call.groups:
-        return _told(grouped_plan.choose(planned_groups(call, shape, dtype), sm_count))
-    from tensorladder.ops import tune
-    from tensorladder.ops.choose import ARCH
-
-    where = tune.Place("", "", ARCH, sm_count) if torch is None else tune.place(torch, 0, ARCH)
+    """`pick` as a record has it; nothing where there is no kernel."""
     try:
-        found = tune.chosen(where, planned(call, shape, dtype))
+        _, found = pick(call, shape, dtype, sm_count, torch)
     except TensorladderError:
         return {}
-    return _told(found)
-
-
-def _told(found: Choice) -> dict[str, Any]:
     return {"kernel": found.kernel, "config": {knob: _plain(value) for knob, value in found.knobs}}
 
 
 def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
-
-
-def sets_for(size: int, l2: int) -> int:
-    """How many sets of operands of so many bytes fill twice an L2 of `l2` bytes beside the one in use."""
-    return max(2, min(MOST_SETS, -(-2 * l2 // size) + 1))
 
 
 class Work:

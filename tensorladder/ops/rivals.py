@@ -11,10 +11,11 @@ import importlib.util
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tensorladder.core.errors import UsageError
-from tensorladder.measure.calls import ACTIVATIONS, PITCH, Call, Work
+from tensorladder.measure.bench import Rival
+from tensorladder.ops.calls import ACTIVATIONS, PITCH, Call, Work
 from tensorladder.silicon.nvml import Meter
 from tensorladder.silicon.timing import Options, compare, quick
 
@@ -25,13 +26,6 @@ QUICK_ROUNDS, QUICK_US = 3, 1000.0  # how configurations are compared: so many b
 FINALISTS = 4
 MODES = ("default", "max-autotune-no-cudagraphs")
 SAME = 0.02  # relative norm by which a rival's result may differ from ours, which has been checked: a tanh for an erf
-
-
-class Rival(NamedTuple):
-    """A call for each set of operands, and what was chosen to get there ("" where there is no choice)."""
-
-    runs: Sequence[Run]
-    choice: str = ""
 
 
 def rivals(work: Work, quack: Quack | None, refused: list[str]) -> Iterator[tuple[str, Rival]]:
