@@ -89,6 +89,7 @@ _FEW: dict[Shape, str] = {
     )
 }
 _EXPERTS: dict[Shape, str] = {
+    (8192, 14336, 4096): "Mixtral 8x7B gate, 4096 tokens to two experts each",
     (16384, 4096, 7168): "DeepSeek-V3 gate up, 16384 tokens of all experts",
     (8192, 5760, 2880): "gpt-oss-20b gate up",
     (4096, 2048, 768): "Qwen3-30B-A3B down",

@@ -154,7 +154,9 @@ def test_a_suites_kernels_are_those_that_its_calls_take(ask):
     made = packing.of_suite(suite)
     assert {one.form.gated for one in made} == {True, False} and {one.form.residual for one in made} == {"", "bf16"}
     assert len({(one.form, one.choice) for one in made}) == len(made) >= 3
-    assert {one.choice.kernel for one in packing.of_suite(suites.SUITES["grouped"])} == {"c9"}
+    grouped = packing.of_suite(suites.SUITES["grouped"])
+    assert len({(one.form, one.choice) for one in grouped}) == len(grouped) >= 3
+    assert {(one.choice.kernel, one.form.ragged) for one in grouped} == {("c9", "m")}
     said = ask("pack", "--ops", "--suite", "llm", "--form", "bf16")
     assert said.code == 2 and "leave the options out" in said.err
 
