@@ -186,10 +186,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 1 if wrong else 0
         if shutil.which("compute-sanitizer") is None:
             raise UsageError("compute-sanitizer is not in PATH (the CUDA toolkit brings it)")
-        records = list(run(args.folder, args.tool or TOOLS, args.jobs, args.only))
+        host = bench.machine(Suite("sanitizer", "", "", {})) if args.results else {}
+        records = []
+        for record in run(args.folder, args.tool or TOOLS, args.jobs, args.only):
+            records.append(record)
+            if args.results:  # as they come: a run may be cut short
+                bench.keep(args.results, host, records)
         print(table(records))
-        if args.results:
-            bench.keep(args.results, bench.machine(Suite("sanitizer", "", "", {})), records)
         return bench.exit_code(records)
     except TensorladderError as error:
         print(f"benchmarks.sanitizer: {error}", file=sys.stderr)

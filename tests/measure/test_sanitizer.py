@@ -84,6 +84,20 @@ def test_every_target_is_run_under_every_tool(monkeypatch, tmp_path):
     assert {record["rung"] for record in sanitizer.run(tmp_path, ["memcheck"], 1, ["op"])} == {"op matmul"}
 
 
+def test_records_are_kept_and_the_status_says_whether_all_are_clean(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(sanitizer, "targets", lambda folder: ["b5", "c1"])
+    monkeypatch.setattr(sanitizer.shutil, "which", lambda name: name)
+    monkeypatch.setattr(sanitizer.bench, "machine", lambda suite: {"suite": suite.name, "on": "gpu"})
+    tool(monkeypatch, lambda group: (BAD, 0) if "c1" in group else (CLEAN, 0))
+    kept = tmp_path / "s.jsonl"
+    arguments = ["run", str(tmp_path), "--tool", "memcheck", "--jobs", "1", "--results", str(kept)]
+    assert sanitizer.main(arguments) == 1 and "c1, memcheck: Invalid" in capsys.readouterr().out
+    host, records = sanitizer.bench.read(kept)
+    assert host["suite"] == "sanitizer" and [one["ok"] for one in records] == [True, False]
+    tool(monkeypatch, lambda group: (CLEAN, 0))
+    assert sanitizer.main(arguments) == 0
+
+
 def test_without_the_tool_or_a_pack_it_is_one_line(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(sanitizer.shutil, "which", lambda name: None)
     assert sanitizer.main(["run", str(tmp_path)]) == 2
