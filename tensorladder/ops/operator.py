@@ -162,7 +162,7 @@ def _backward(ctx, grad):  # type: ignore[no-untyped-def]
     if ctx.scaled:
         raise UsageError("scale_a: products with scales, or of 8-bit operands, have no gradients")
     a, b, bias, residual, _ = ctx.saved_tensors
-    at, before = _through_epilogue(ctx, grad.float())
+    at, before = _through_epilogue(ctx, grad)
     wants_a, wants_b, wants_bias, wants_residual = ctx.needs_input_grad[:4]
     narrow = padded(before.to(a.dtype).contiguous())
     grads = [None] * 12
@@ -171,21 +171,22 @@ def _backward(ctx, grad):  # type: ignore[no-untyped-def]
     if wants_b:
         grads[1] = _of_b(narrow, a, b, ctx.alpha)
     if wants_bias:
-        grads[2] = before.flatten(0, -2).sum(0).to(bias.dtype)
+        grads[2] = before.flatten(0, -2).sum(0, dtype=torch.float32).to(bias.dtype)
     if wants_residual:
         grads[3] = (ctx.beta * at).to(residual.dtype)
     return tuple(grads)
 
 
 def _through_epilogue(ctx, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[no-untyped-def]
-    """In float32: the gradient where beta residual is added, and at alpha a @ b, of all of b's columns."""
+    """The gradient where beta residual is added, and at alpha a @ b, of all of b's columns: as it came where nothing
+    stands between, else in float32."""
     a, b, bias, residual, seen = ctx.saved_tensors
-    slope = SLOPES[ctx.activation]
+    if ctx.activation == "none" and not ctx.gated:
+        return grad, grad
+    grad, slope = grad.float(), SLOPES[ctx.activation]
     if ctx.gated:
         gate, up = split(product(a, b, alpha=ctx.alpha, out_dtype=torch.float32), ctx.gated)
         return grad, join(grad * up * slope(gate), grad * VALUES[ctx.activation](gate), ctx.gated)
-    if ctx.activation == "none":
-        return grad, grad
     if seen is None:
         seen = product(a, b, bias, residual, alpha=ctx.alpha, beta=ctx.beta, out_dtype=torch.float32)
     grad = grad * slope(seen)
