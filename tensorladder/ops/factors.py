@@ -20,12 +20,13 @@ from tensorladder.silicon import driver
 
 MOST = 1024  # pairs that are kept a GPU
 PLACE = "cuda"
+UNIT = (1.0, 0.0)
 SIZE = 8  # bytes of a pair
 NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: does not wait for the default stream
 
 
 class Factors:
-    """The pairs of one GPU. known: addresses by (alpha, beta)."""
+    """The pairs of one GPU. known: addresses by (alpha, beta), `UNIT`'s always once there is one."""
 
     def __init__(self, device: int) -> None:
         self.known: dict[tuple[float, float], int] = {}
@@ -55,18 +56,20 @@ class Factors:
 
     def _keep(self, pair: tuple[float, float]) -> int | None:
         with self._lock, driver.while_capturing():
-            if pair in self.known or len(self.known) >= MOST:
-                return self.known.get(pair)
             if not self._memory.value:
                 driver.call("cuStreamCreate", ctypes.byref(self._stream), NON_BLOCKING)
                 driver.call("cuMemAlloc_v2", ctypes.byref(self._memory), ctypes.c_size_t(MOST * SIZE))
-            place = self._memory.value + len(self.known) * SIZE
-            values = (ctypes.c_float * 2)(*pair)
-            size = ctypes.c_size_t(SIZE)
-            driver.call("cuMemcpyHtoDAsync_v2", ctypes.c_uint64(place), values, size, self._stream)
-            driver.call("cuStreamSynchronize", self._stream)
-            self.known[pair] = place
-            return place
+                self._write(UNIT)  # always there
+            if pair not in self.known and len(self.known) < MOST:
+                self._write(pair)
+            return self.known.get(pair)
+
+    def _write(self, pair: tuple[float, float]) -> None:
+        place, values = self._memory.value + len(self.known) * SIZE, (ctypes.c_float * 2)(*pair)
+        size = ctypes.c_size_t(SIZE)
+        driver.call("cuMemcpyHtoDAsync_v2", ctypes.c_uint64(place), values, size, self._stream)
+        driver.call("cuStreamSynchronize", self._stream)
+        self.known[pair] = place
 
 
 @functools.cache

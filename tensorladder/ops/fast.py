@@ -4,7 +4,7 @@ Nothing is planned again. What was launched is kept by extents and options, with
 that it depends on: strides, types, devices, subclasses, gradients, and torch's state in this thread (autograd, vmap and
 tracing are part of a tensor's dispatch keys). That guard is torch's own, which compiled graphs are chosen with; where a
 version of torch has another one, the same is asked in Python. What no guard sees is looked at in each call: modes, the
-last bits of addresses, and whether `out` shares memory with an operand.
+last bits of addresses, and whether `out` shares memory with an operand (`unrolled`).
 
 torch's dispatcher is left out where it has nothing to do (`eager`): it costs more than all else together.
 """
@@ -13,25 +13,25 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from tensorladder.ops.factors import UNIT
 from tensorladder.ops.launch import NAMES, Launcher
+from tensorladder.ops.unrolled import LOW, Kind, function
 
 MOST = 2048  # sets of extents and options that are remembered: at least so many of the last ones, at most twice as many
 VARIANTS = 8  # of each: strides, types and so on, at most
-LOW = 15  # bits of an address that kernels may depend on
-OUT, RESIDUAL = NAMES.index("out"), NAMES.index("residual")
 PLAIN = frozenset((Tensor, torch.nn.Parameter))
 
-_recent: dict[Any, tuple[Warm, ...]] = {}
-_older: dict[Any, tuple[Warm, ...]] = {}
+Run = Callable[..., Any]
+_recent: dict[Any, tuple[Run, ...]] = {}
+_older: dict[Any, tuple[Run, ...]] = {}
 
 # Looked up in every call.
 _stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
@@ -85,23 +85,21 @@ def call(
             activation, not beta, out_dtype, tune, config,
         )  # fmt: skip
         variants = _recent.get(key) or _again(key)
-        for warm in variants:
-            given = warm.pick((a, b, out, bias, residual, scale_a, scale_b))
-            if warm.guard(*given) and not (warm.wants and _gradients()):
-                break
-        else:
-            return None
     except (AttributeError, RuntimeError, TypeError):  # no tensor, none with extents, a config that is none
         return None
-    return warm.run(alpha, beta, out, given)
+    for run in variants:
+        found = run(a, b, out, bias, residual, scale_a, scale_b, alpha, beta)
+        if found is not None:
+            return found
+    return None
 
 
 def remember(
     key: Any, tensors: Sequence[Tensor | None], shape: Sequence[int], dtype: torch.dtype, launcher: Launcher
 ) -> None:
     """Keep what a call launched for calls like it. tensors: by `launch.NAMES`. shape, dtype: the result's."""
-    variants = (Warm(tensors, tuple(shape), dtype, launcher), *(_recent.get(key) or _again(key)))
-    _keep(key, variants[:VARIANTS])
+    made = _written(tensors, tuple(shape), dtype, launcher)
+    _keep(key, (made, *(_recent.get(key) or _again(key)))[:VARIANTS])
 
 
 def forget() -> None:
@@ -110,7 +108,7 @@ def forget() -> None:
     _older.clear()
 
 
-def _keep(key: Any, variants: tuple[Warm, ...]) -> None:
+def _keep(key: Any, variants: tuple[Run, ...]) -> None:
     """Two generations: the older one is dropped when the recent one is full, but for what was asked for meanwhile."""
     global _recent, _older
     if len(_recent) >= MOST:
@@ -118,84 +116,40 @@ def _keep(key: Any, variants: tuple[Warm, ...]) -> None:
     _recent[key] = variants
 
 
-def _again(key: Any) -> tuple[Warm, ...]:
+def _again(key: Any) -> tuple[Run, ...]:
     found = _older.get(key, ())
     if found:
         _keep(key, found)
     return found
 
 
-class Warm:
-    """What a call like one that has been here does.
-
-    pick: the tensors that are there, of all of them, `out` last. guard: whether such are like those. wants: one of them
-    wants a gradient where there are gradients.
-    """
-
-    __slots__ = (
-        "_device", "_dtype", "_factors", "_known", "_launch", "_low", "_reach", "_several", "_shape", "_spans",
-        "_strides", "guard", "pick", "wants",
+def _written(
+    tensors: Sequence[Tensor | None], shape: tuple[int, ...], dtype: torch.dtype, launcher: Launcher
+) -> Run:
+    """The code of calls like one that has been here."""
+    given = {name: one for name, one in zip(NAMES, tensors) if one is not None and name != "out"}
+    out = tensors[NAMES.index("out")]
+    every = [*given.values(), *[out] * (out is not None)]
+    low = tuple(one.data_ptr() & LOW for one in every)
+    numbered = [*given, "out", "factors"]
+    kind = Kind(
+        names=tuple(given),
+        out=out is not None,
+        low=low if any(low) else (),
+        places=tuple(
+            tuple((word, numbered[number], more) for word, number, more in one.places) for one in launcher.launches
+        ),
+        spans=tuple((_span(one), name == "residual" and _same(one, out)) for name, one in given.items()),
+        reach=0 if out is None else _span(out),
+        several=torch.cuda.device_count() > 1,
+        wants=any(one.requires_grad for one in every),
+    )
+    return function(
+        kind, guard=guard(every), gradients=_gradients, index=launcher.device, current=_stream, device=_device,
+        on=torch.cuda.device, empty=_empty, shape=shape, dtype=dtype,
+        strides=tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape))), known=launcher.factors.known,
+        unit=launcher.factors.find(*UNIT)[0], find=launcher.factors.find, prepared=launcher.launches,
     )  # fmt: skip
-
-    def __init__(
-        self, tensors: Sequence[Tensor | None], shape: tuple[int, ...], dtype: torch.dtype, launcher: Launcher
-    ) -> None:
-        self._launch, self._device = launcher.launch, launcher.device
-        self._known, self._factors = launcher.factors.known, launcher.factors
-        self._shape, self._dtype = shape, dtype
-        self._strides = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
-        self._several = torch.cuda.device_count() > 1
-        places = [slot for slot, one in enumerate(tensors) if one is not None and slot != OUT]
-        out = tensors[OUT]
-        self.pick = operator.itemgetter(*places, *[OUT] * (out is not None))
-        given = self.pick(tensors)
-        self.guard = guard(given)
-        self.wants = any(one.requires_grad for one in given)
-        self._low = _low([one.data_ptr() for one in given])
-        self._reach = 0 if out is None else _span(out)
-        self._spans = [
-            (_span(tensors[slot]), slot == RESIDUAL and _same(tensors[slot], out)) for slot in places if out is not None
-        ]
-
-    def run(self, alpha: float, beta: float, out: Tensor | None, given: Sequence[Tensor]) -> Tensor | None:
-        """The result, or None where the call is to be looked at more closely; then nothing has been done."""
-        if self._several and _device() != self._device:
-            with torch.cuda.device(self._device):
-                return self.run(alpha, beta, out, given)
-        addresses, low = [], 0
-        for one in given:
-            at = one.data_ptr()
-            low |= at
-            addresses.append(at)
-        if (low & LOW or self._low) and _low(addresses) != self._low:
-            return None
-        if out is None:
-            out = _empty(self._shape, self._strides, self._dtype)
-            addresses.append(out.data_ptr())
-        elif self._shares_memory(addresses):
-            return None
-        where, kept = self._known.get((alpha, beta)), None
-        if where is None:
-            where, kept = self._factors.find(alpha, beta)
-        addresses.append(where)
-        self._launch(_stream(self._device), addresses)
-        del kept  # its memory is in use until here
-        return out
-
-    def _shares_memory(self, addresses: Sequence[int]) -> bool:
-        """Whether `out` does, with anything but a residual that lies exactly where the result goes."""
-        begin = addresses[-1]
-        end = begin + self._reach
-        return any(
-            at < end and begin < at + span and not (same and at == begin)
-            for at, (span, same) in zip(addresses, self._spans)
-        )
-
-
-def _low(addresses: Sequence[int]) -> tuple[int, ...]:
-    """The last bits of addresses, which a launch may depend on; () where all are zero."""
-    low = tuple(at & LOW for at in addresses)
-    return low if any(low) else ()
 
 
 def _span(one: Tensor) -> int:
@@ -203,8 +157,8 @@ def _span(one: Tensor) -> int:
     return (1 + sum((extent - 1) * step for extent, step in zip(one.shape, one.stride()))) * one.element_size()
 
 
-def _same(one: Tensor, out: Tensor) -> bool:
-    return (one.shape, one.stride(), one.dtype) == (out.shape, out.stride(), out.dtype)
+def _same(one: Tensor, out: Tensor | None) -> bool:
+    return out is not None and (one.shape, one.stride(), one.dtype) == (out.shape, out.stride(), out.dtype)
 
 
 def _empty_on_current(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -238,7 +192,7 @@ class Guard:
         """Whether these are like those that it was made of."""
         try:
             return [_facts(one) for one in tensors] == self._wanted
-        except RuntimeError:  # no strides
+        except (AttributeError, RuntimeError, TypeError):  # no tensor, or one without strides
             return False
 
 

@@ -39,26 +39,22 @@ class Compiled(NamedTuple):
 class Launcher:
     """One product's launches on one GPU, wherever its tensors lie.
 
-    launch(stream, addresses): hands them to the driver. addresses: of the call's tensors that there are, by `NAMES`,
-    but `out` after all others, and the factors' last. Their last bits must be those of the addresses that it was made
-    for; nothing is checked.
+    Their places number the addresses of the call's tensors that there are, in `order`, and the factors' last. The last
+    bits must be those of the addresses that it was made for; nothing is checked.
     """
 
     def __init__(self, device: int, launches: Sequence[driver.Prepared]) -> None:
         self.device = device
         self.factors = factors.of(device)
-        self._launches = tuple(launches)
-        self.launch = launches[0].launch if len(launches) == 1 else self._all
-
-    def _all(self, stream: int, addresses: Sequence[int]) -> None:
-        for one in self._launches:
-            one.launch(stream, addresses)
+        self.launches = tuple(launches)
 
     def __call__(self, call: Mapping[str, torch.Tensor | None], alpha: float, beta: float) -> None:
         """Launch on the current stream of the GPU, which is the current one. call: the tensors by name."""
         where, _kept = self.factors.find(alpha, beta)
         stream = torch.cuda.current_stream(self.device).cuda_stream
-        self.launch(stream, [*(call[name].data_ptr() for name in order(call)), where])  # type: ignore[union-attr]
+        addresses = [*(_address(call[name]) for name in order(call)), where]
+        for one in self.launches:
+            one.launch(stream, addresses)
 
 
 def order(call: Mapping[str, torch.Tensor | None]) -> list[str]:

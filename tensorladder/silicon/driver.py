@@ -140,8 +140,8 @@ class Prepared:
     places: (byte of the parameter block, number of an address, what is added to it), for what differs from launch to
     launch; the bytes lie at multiples of 8. device: the one that `function` was loaded on.
 
-    Threads may launch at the same time: each takes structures that are free, and leaves them behind for the next. The
-    driver copies parameters while it is called.
+    Threads may launch at the same time: each takes structures that are `free`, and leaves them behind for the next. The
+    driver copies parameters while it is called. `ops.fast` does what `launch` does in code of its own.
     """
 
     def __init__(
@@ -158,12 +158,12 @@ class Prepared:
         if launch.cluster[0] * launch.cluster[1] * launch.cluster[2] > PORTABLE_CLUSTER:
             _set(function, "non_portable_cluster", 1)
         self._launch, self._offsets, self._function, self._device = launch, tuple(offsets), function, device
-        self._places = tuple((at // 8, number, more) for at, number, more in places)
-        self._call = library().cuLaunchKernelEx
-        self._free = [self._structures()]
+        self.places = tuple((at // 8, number, more) for at, number, more in places)
+        self.call = library().cuLaunchKernelEx
+        self.free = [self.structures()]
 
-    def _structures(self) -> tuple[Any, ...]:
-        """The parameter block as 8-byte words, the configuration, what the driver's function takes, and its block."""
+    def structures(self) -> tuple[Any, ...]:
+        """The parameter block as 8-byte words, the configuration, and what the driver's function is called with."""
         launch = self._launch
         attributes = launch_attributes(launch)
         grid, threads = (c_uint * 3)(*launch.grid), (c_uint * 3)(*launch.block)
@@ -180,26 +180,25 @@ class Prepared:
     def launch(self, stream: int, addresses: Sequence[int] = ()) -> None:
         """Launch on the stream with this handle. KernelError when the driver refuses."""
         try:
-            one = self._free.pop()
+            one = self.free.pop()
         except IndexError:
-            one = self._structures()
+            one = self.structures()
         words, config, arguments = one
-        for at, number, more in self._places:
+        for at, number, more in self.places:
             words[at] = addresses[number] + more
         config.stream = stream
-        code = self._call(*arguments)
+        code = self.call(*arguments)
         if code:
-            code = self._again(code, arguments)
-        self._free.append(one)
+            self.again(code, arguments)
+        self.free.append(one)
+
+    def again(self, code: int, arguments: tuple[Any, ...]) -> None:
+        """After an error: a thread that never called CUDA has no context yet, with one it launches. KernelError."""
+        if code == INVALID_CONTEXT:
+            use_context(self._device)
+            code = self.call(*arguments)
         if code:
             raise KernelError(f"cuLaunchKernelEx: {reason(library(), code)}")
-
-    def _again(self, code: int, arguments: tuple[Any, ...]) -> int:
-        """A thread that never called CUDA has no context yet: with one, launch once more."""
-        if code != INVALID_CONTEXT:
-            return code
-        use_context(self._device)
-        return self._call(*arguments)
 
 
 class Stream:

@@ -118,16 +118,17 @@ def install(monkeypatch, policy="eager"):
     monkeypatch.setattr(execute.tuning, "place", lambda torch, device, arch: execute.tuning.Place("", "", arch, 132))
     monkeypatch.setattr(execute, "_is_gpu", lambda device: True)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
-    stream = types.SimpleNamespace(cuda_stream=7)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: stream)
-    monkeypatch.setattr(fast, "_stream", lambda device: stream.cuda_stream)
+    gpu.handle = lambda: 7  # of the current stream
+    monkeypatch.setattr(
+        torch.cuda, "current_stream", lambda device=None: types.SimpleNamespace(cuda_stream=gpu.handle())
+    )
+    monkeypatch.setattr(fast, "_stream", lambda device: gpu.handle())
 
     def empty(shape, strides, dtype):  # results are poisoned
         return torch.empty_strided(shape, strides, dtype=torch.float32).fill_(float("nan")).to(dtype)
 
     monkeypatch.setattr(fast, "_empty", empty)
     fast.forget()
-    gpu.stream = stream
     return gpu
 
 

@@ -233,7 +233,7 @@ def test_threads_and_streams(gpu):
     tensorladder.matmul(normal(8, 64), b)
     gpu.launched.clear()
     handles = threading.local()
-    fast._stream = lambda device: handles.one  # put back by the fixture
+    gpu.handle = lambda: handles.one
     wrong, made = [], {}
 
     def work(number):
@@ -267,7 +267,6 @@ def test_a_thread_without_a_context_gets_one(gpu):
 def test_another_device_than_the_current_one(gpu, monkeypatch):
     a, b = normal(8, 64), normal(64, 64)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    tensorladder.matmul(a, b)
     current = types.SimpleNamespace(index=0, seen=[])
 
     @contextlib.contextmanager
@@ -279,6 +278,9 @@ def test_another_device_than_the_current_one(gpu, monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "device", device)
     monkeypatch.setattr(fast, "_device", lambda: current.index)
+    current.index = -1
+    tensorladder.matmul(a, b)
+    current.index, current.seen = 0, []
     assert close(tensorladder.matmul(a, b), a.double() @ b.double()) and current.seen == [-1] and current.index == 0
 
 
