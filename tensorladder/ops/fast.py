@@ -1,7 +1,7 @@
 """The warm path: a call like one that has been here is one look-up, an empty result, and one call of the driver.
 
-Nothing is planned again. What was launched is kept by extents and options, with a guard for all else of the tensors
-that it depends on: strides, types, devices, subclasses, gradients, and torch's state in this thread (autograd, vmap and
+Nothing is planned again. What was launched is kept by extents, with a guard for all else of the tensors that it depends
+on: strides, types, devices, subclasses, gradients, and torch's state in this thread (autograd, vmap and
 tracing are part of a tensor's dispatch keys). That guard is torch's own, which compiled graphs are chosen with; where a
 version of torch has another one, the same is asked in Python. What no guard sees is looked at in each call: modes, the
 last bits of addresses, and whether `out` shares memory with an operand (`unrolled`).
@@ -25,8 +25,8 @@ from tensorladder.ops.factors import UNIT
 from tensorladder.ops.launch import NAMES, Launcher
 from tensorladder.ops.unrolled import LOW, Kind, function
 
-MOST = 2048  # sets of extents and options that are remembered: at least so many of the last ones, at most twice as many
-VARIANTS = 8  # of each: strides, types and so on, at most
+MOST = 2048  # extents that are remembered: at least so many of the last ones, at most twice as many
+VARIANTS = 16  # of each: which tensors, their strides, types and so on, at most
 PLAIN = frozenset((Tensor, torch.nn.Parameter))
 
 Run = Callable[..., Any]
@@ -58,17 +58,6 @@ def plain(*tensors: Any) -> bool:
     return all(one is None or (type(one) in PLAIN and not one.is_meta) for one in tensors)
 
 
-def key_of(
-    a: Any, b: Any, out: Any, bias: Any, residual: Any, scale_a: Any, scale_b: Any, gated: str, activation: Any,
-    beta: float, out_dtype: Any, tune: bool, config: Any,
-) -> Any:  # fmt: skip
-    """What a call is kept by. alpha and beta lie in memory: whether beta is zero is checked, its value is not."""
-    return (
-        a.shape, b.shape, out is None, bias is None, residual is None, scale_a is None, scale_b is None, gated,
-        activation, not beta, out_dtype, tune, config,
-    )  # fmt: skip
-
-
 def call(
     a: Any, b: Any, out: Any, bias: Any, residual: Any, scale_a: Any, scale_b: Any, gated: str, activation: Any,
     alpha: float, beta: float, out_dtype: Any, tune: bool, config: Any, inside: bool = False,
@@ -80,25 +69,28 @@ def call(
     if not inside and (_dynamo() or _function_modes() or _dispatch_modes() or forward_ad._current_level >= 0):
         return None
     try:
-        key = (
-            a.shape, b.shape, out is None, bias is None, residual is None, scale_a is None, scale_b is None, gated,
-            activation, not beta, out_dtype, tune, config,
-        )  # fmt: skip
+        key = a.shape, b.shape, gated, activation, out is None, bias is None, residual is None
         variants = _recent.get(key) or _again(key)
-    except (AttributeError, RuntimeError, TypeError):  # no tensor, none with extents, a config that is none
+    except (AttributeError, RuntimeError, TypeError):  # no tensors, or none with extents
         return None
     for run in variants:
-        found = run(a, b, out, bias, residual, scale_a, scale_b, alpha, beta)
+        found = run(a, b, out, bias, residual, scale_a, scale_b, alpha, beta, out_dtype, tune, config)
         if found is not None:
             return found
     return None
 
 
 def remember(
-    key: Any, tensors: Sequence[Tensor | None], shape: Sequence[int], dtype: torch.dtype, launcher: Launcher
-) -> None:
-    """Keep what a call launched for calls like it. tensors: by `launch.NAMES`. shape, dtype: the result's."""
-    made = _written(tensors, tuple(shape), dtype, launcher)
+    tensors: Sequence[Any], gated: str, activation: Any, options: tuple[Any, bool, Any], shape: Sequence[int],
+    dtype: torch.dtype, launcher: Launcher,
+) -> None:  # fmt: skip
+    """Keep what a call launched for calls like it.
+
+    tensors: by `launch.NAMES`. options: out_dtype, tune, config. shape, dtype: the result's.
+    """
+    a, b, out, bias, residual, *_ = tensors
+    key = a.shape, b.shape, gated, activation, out is None, bias is None, residual is None
+    made = _written(tensors, options, tuple(shape), dtype, launcher)
     _keep(key, (made, *(_recent.get(key) or _again(key)))[:VARIANTS])
 
 
@@ -124,8 +116,9 @@ def _again(key: Any) -> tuple[Run, ...]:
 
 
 def _written(
-    tensors: Sequence[Tensor | None], shape: tuple[int, ...], dtype: torch.dtype, launcher: Launcher
-) -> Run:
+    tensors: Sequence[Any], options: tuple[Any, bool, Any], shape: tuple[int, ...], dtype: torch.dtype,
+    launcher: Launcher,
+) -> Run:  # fmt: skip
     """The code of calls like one that has been here."""
     given = {name: one for name, one in zip(NAMES, tensors) if one is not None and name != "out"}
     out = tensors[NAMES.index("out")]
@@ -144,8 +137,10 @@ def _written(
         several=torch.cuda.device_count() > 1,
         wants=any(one.requires_grad for one in every),
     )
+    asked, tuned, knobs = options
     return function(
-        kind, guard=guard(every), gradients=_gradients, index=launcher.device, current=_stream, device=_device,
+        kind, asked=asked, tuned=tuned, knobs=knobs, guard=guard(every), gradients=_gradients,
+        index=launcher.device, current=_stream, device=_device,
         on=torch.cuda.device, empty=_empty, shape=shape, dtype=dtype,
         strides=tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape))), known=launcher.factors.known,
         unit=launcher.factors.find(*UNIT)[0], find=launcher.factors.find, prepared=launcher.launches,

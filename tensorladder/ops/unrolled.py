@@ -8,7 +8,8 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-ARGUMENTS = "a, b, out, bias, residual, scale_a, scale_b"
+TENSORS = ("a", "b", "out", "bias", "residual", "scale_a", "scale_b")
+ARGUMENTS = ", ".join((*TENSORS, "alpha", "beta", "out_dtype", "tune", "config"))
 LOW = 15  # bits of an address that a launch may depend on
 
 
@@ -32,11 +33,11 @@ class Kind(NamedTuple):
 
 
 def function(kind: Kind, **values: Any) -> Callable[..., Any]:
-    """run(a, b, out, bias, residual, scale_a, scale_b, alpha, beta) -> the result, or None where the call is another.
+    """run(`ARGUMENTS`) -> the result, or None where the call is another one.
 
-    values: guard(*tensors), gradients(), index, current(index): the device and its current stream; device(),
-    on(index): the current device; empty(shape, strides, dtype), shape, strides, dtype; known, unit, find: as
-    `factors.Factors` has them; prepared: of each launch.
+    values: asked, tuned, knobs: the call's out_dtype, tune and config. guard(*tensors), gradients(). index,
+    current(index): the device and its current stream. device(), on(index): the current device. empty(shape, strides,
+    dtype), shape, strides, dtype. known, unit, find: as `factors.Factors` has them. prepared: of each launch.
     """
     for number, one in enumerate(values.pop("prepared")):
         values |= {f"{name}_{number}": getattr(one, name) for name in ("free", "structures", "call", "again")}
@@ -53,12 +54,21 @@ def _factory(text: str) -> Callable[..., Any]:
 def source(kind: Kind, values: tuple[str, ...]) -> str:
     """The text of a function of these values that gives the function of such a call."""
     body = "\n".join(f"        {line}" for line in _lines(kind))
-    head = f"def made({', '.join(values)}):\n    def run({ARGUMENTS}, alpha, beta):"
+    head = f"def made({', '.join(values)}):\n    def run({ARGUMENTS}):"
     return f"{head}\n{body}\n    return run\n"
 
 
 def _lines(kind: Kind) -> Iterator[str]:
     given = [*kind.names, *["out"] * kind.out]
+    others = [
+        *(f"{name} is not None" for name in TENSORS if name not in given),
+        "not beta" if "residual" in given else "beta",
+        "out_dtype is not asked",
+        "tune != tuned",
+        "config is not knobs and config != knobs",
+    ]
+    yield f"if {' or '.join(others)}:"
+    yield "    return None"
     yield f"if not guard({', '.join(given)}){' or gradients()' * kind.wants}:"
     yield "    return None"
     for name in given:
@@ -71,7 +81,7 @@ def _lines(kind: Kind) -> Iterator[str]:
     if kind.several:
         yield "if device() != index:"
         yield "    with on(index):"
-        yield f"        return run({ARGUMENTS}, alpha, beta)"
+        yield f"        return run({ARGUMENTS})"
     yield from _result(kind)
     yield "at_factors = unit if alpha == 1.0 and beta == 0.0 else known.get((alpha, beta))"
     yield "if at_factors is None:"
