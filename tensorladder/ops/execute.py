@@ -16,6 +16,7 @@ from tensorladder.ops import fast, kernels, launch, on_virtual, packs
 from tensorladder.ops import tune as tuning
 from tensorladder.ops.architecture import DEFAULT, of_gpu, virtual
 from tensorladder.ops.choose import choose
+from tensorladder.ops.grouped_plan import GroupedPlan
 from tensorladder.ops.kernels import Choice
 from tensorladder.ops.launch import Compiled, Launcher
 from tensorladder.ops.plan import Plan
@@ -104,7 +105,7 @@ def _on_gpu(
     return launcher
 
 
-def kernel(plan: Plan, ranked: Sequence[Choice], sm_count: int, arch: str) -> Compiled:
+def kernel(plan: Plan | GroupedPlan, ranked: Sequence[Choice], sm_count: int, arch: str) -> Compiled:
     """The kernel of the first choice, packed or compiled; without the DSL of the first one that is packed.
 
     UsageError where none is, MissingExtra without a pack too.

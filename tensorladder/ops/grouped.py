@@ -7,6 +7,7 @@ no group hold what memory held there in torch (its result is `empty`), and 0 her
 # No `from __future__ import annotations`: torch reads the operators' schemas from the annotations.
 # ruff: noqa: UP045
 import functools
+import math
 from typing import Any, Optional
 
 import numpy as np
@@ -100,11 +101,11 @@ def compute(
     out = torch.empty(planned.shape, dtype=TYPES[planned.form.out], device=a.device)
     if not planned.operands:
         return _without_product(planned, out, offs, bias)
-    launcher = _run(planned, {**given, "out": out}, config)
-    if launcher is not None:
+    made = _run(planned, {**given, "out": out}, config)
+    if made is not None:
         if len(_known) >= MOST:
             _known.clear()
-        _known[key] = (launcher, *_known.get(key, ()))[:VARIANTS]
+        _known[key] = (made, *_known.get(key, ()))[:VARIANTS]
     return out
 
 
@@ -135,8 +136,9 @@ def _run(planned: GroupedPlan, given: dict[str, Tensor], config: Any) -> Optiona
     if asked is not None and device.type == "cpu":
         if asked.arch != ARCH:
             raise UsageError(f"TENSORLADDER_DEVICE: grouped_matmul has a kernel for {ARCH} alone, not for {asked.arch}")
-        return _on_virtual(planned, given, config, asked.policy)
-    if device.type == "cuda":
+        _on_virtual(planned, given, config, asked.policy)
+        return None
+    if execute._is_gpu(device):
         return _on_gpu(planned, given, config)
     if torch.cuda.is_available():
         raise UsageError(f"a: lies on {device}: move it to the GPU, or set TENSORLADDER_DEVICE=vgpu")
@@ -171,6 +173,7 @@ class Launcher:
 
     def __init__(self, planned: GroupedPlan, kernel: Compiled, given: dict[str, Tensor], device: int) -> None:
         self.shape, self.dtype, self._device = planned.shape, TYPES[planned.form.out], device
+        self._strides = tuple(math.prod(self.shape[axis + 1 :]) for axis in range(len(self.shape)))
         self._names = [name for name, _ in planned.operands]
         inputs = {name: one for name, one in given.items() if name != "out"}
         self._check, self._low = fast.guard(list(inputs.values())), _low(inputs)
@@ -184,16 +187,16 @@ class Launcher:
 
     def again(self, given: dict[str, Tensor]) -> Tensor:
         """The result of a product with such tensors."""
-        if torch.cuda.current_device() != self._device:
+        if torch.cuda.device_count() > 1 and torch.cuda.current_device() != self._device:
             with torch.cuda.device(self._device):
                 return self.again(given)
-        out = torch.empty(self.shape, dtype=self.dtype, device=given["a"].device)
+        out = fast._empty(self.shape, self._strides, self.dtype)
         self({**given, "out": out})
         return out
 
     def __call__(self, given: dict[str, Tensor]) -> None:
         """Launch on the current stream of the GPU, which is the current one. given: the tensors by name."""
-        stream = torch.cuda.current_stream(self._device).cuda_stream
+        stream = fast._stream(self._device)  # type: ignore[misc]
         self._launch(stream, [given[name].data_ptr() if name in given else 0 for name in self._names])
 
 
@@ -216,20 +219,20 @@ def _on_virtual(planned: GroupedPlan, given: dict[str, Tensor], config: Any, pol
     except ModuleNotFoundError as error:
         raise MissingExtra(f"{error.name} (the virtual GPU's engine)", "climb") from error
     device = Device(arch=ARCH, policy=policy)
-    arrays: dict[str, np.ndarray | None] = {}
+    made: dict[str, np.ndarray | None] = {}
     for name, operand in planned.operands:
-        arrays[name] = None
+        made[name] = None
         if operand is not None:
             memory = device.memory.empty(name, (operand.elements,), DTYPES[operand.dtype].numpy)
-            arrays[name] = on_virtual.strided(memory, operand)
+            made[name] = array = on_virtual.strided(memory, operand)
             if name != "out":
-                arrays[name][...] = on_virtual.seen(given[name], operand)
+                array[...] = on_virtual.seen(given[name], operand)
     stream = device.stream()
-    execute.program(planned.form, config or config_for(planned, on_virtual.SMS))(stream, *arrays.values())
+    execute.program(planned.form, config or config_for(planned, on_virtual.SMS))(stream, *made.values())
     stream.synchronize()
     stored = dict(planned.operands)["out"]
     assert stored is not None
-    on_virtual.seen(given["out"], stored)[...] = arrays["out"]
+    on_virtual.seen(given["out"], stored)[...] = made["out"]
 
 
 @torch.library.custom_op("tensorladder::grouped_matmul", mutates_args=())

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from tensorladder.core.errors import UsageError
 from tensorladder.measure import dynamic
 from tensorladder.ops import kernels
+from tensorladder.ops.grouped_plan import GroupedPlan
 from tensorladder.ops.kernels import Choice
 from tensorladder.ops.launch import Compiled
 from tensorladder.ops.plan import DEFAULT_OUTPUT, Plan
@@ -33,7 +34,7 @@ def folder() -> str:
     return os.environ.get(VARIABLE, "").strip()
 
 
-def kernel(plan: Plan, ranked: Sequence[Choice], sm_count: int, nearest: bool) -> Compiled | None:
+def kernel(plan: Plan | GroupedPlan, ranked: Sequence[Choice], sm_count: int, nearest: bool) -> Compiled | None:
     """The kernel of the first choice, from the pack; None where it has not got it, or there is no pack.
 
     nearest: take the first of `ranked` that is packed. UsageError where none is, or something is wrong with the pack.

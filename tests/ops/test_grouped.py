@@ -20,6 +20,7 @@ import torch
 from tensorladder.measure.dynamic import templates
 from tensorladder.ops import execute, grouped, kernels
 from tensorladder.rungs.hopper import c9_grouped
+from tests.ops import silicon
 
 BF16 = torch.bfloat16
 ROUNDING = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-22}
@@ -242,3 +243,27 @@ def test_the_host_code_takes_what_a_gpu_call_hands_it():
     numbers = {number for _, number, _ in made.addresses}
     assert numbers == {at for at, (_, one) in enumerate(planned.operands) if one is not None}
     assert made.cluster[0] == 2 and made.grid[0] <= 132 and made.attributes["programmatic_stream_serialization"]
+
+
+def test_calls_on_a_gpu_plan_once(monkeypatch):
+    """With the driver replaced: cold and warm calls are right wherever tensors lie; other strides are another plan."""
+    monkeypatch.delenv("TENSORLADDER_DEVICE")
+    gpu = silicon.install(monkeypatch)
+    monkeypatch.setattr(grouped, "_known", {})
+    offs = OFFS["empty groups"]
+    plans = []
+    monkeypatch.setattr(grouped, "plan", lambda *given, **options: plans.append(given) or plan(*given, **options))
+    for number in range(3):
+        a, b = normal(67, 72), normal(4, 136, 72).mT
+        got = tensorladder.grouped_matmul(a, b, offs)
+        assert close(got[:60], exact(a, b, offs)) and not got[60:].any()
+        assert len(gpu.launched) == number + 1 and len(plans) == 1
+    offs = ends(7, 7, 9, 67)  # data, not part of a plan
+    b = normal(4, 72, 136)
+    assert close(tensorladder.grouped_matmul(a, b, offs), exact(a, b, offs)) and len(plans) == 2
+    moved = torch.cat((ends(0), offs))[1:]  # at another multiple of 4 bytes
+    assert close(tensorladder.grouped_matmul(a, b, moved), exact(a, b, offs)) and len(plans) == 3
+    a = a.requires_grad_()
+    for _ in range(2):
+        tensorladder.grouped_matmul(a, b, offs).float().sum().backward()
+    assert len(plans) == 5  # forward, and the gradient of a
