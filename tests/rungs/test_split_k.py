@@ -69,6 +69,7 @@ FORMS = [
         Form("fp16", "fp16", b_major="mn", activation="gelu", scaled=True, gated=True, c_tma=False),
         WIDE, (9, 136, 200, 1),
     ),
+    (Form("bf16", "fp32", gated=True, c_tma=False), Config((64, 16, 128), sm_count=4), (9, 70, 520, 1)),
     (Form("e4m3", "bf16", bias="bf16", scaled=True, c_tma=False), NARROW, (17, 90, 272, 2)),
     (Form("e4m3", "fp32", activation="silu", scaled=True, gated=True, c_tma=False), WIDE, (65, 90, 272, 1)),
 ]

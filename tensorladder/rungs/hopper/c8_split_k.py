@@ -15,7 +15,7 @@ Adds:
     - CTAs of a cluster that work on different rows of B can have A multicast (`share`).
     - C is finished from shared memory, where it lies by rows: any pitch and any N.
     On an H200, bf16, M x N x K: 8 x 28672 x 4096 in 54.0 us, 4.36 TB/s (cuBLAS 56.8); 32 x 10240 x 8192 41.4 (49.4);
-    128 x 8192 x 8192 37.4 (38.1). Clusters of 4 fit 30 times on its 132 SMs: give those sm_count = 120.
+    128 x 8192 x 8192 37.4 (38.1).
 
 Warp roles:
     | warps              | role, in each CTA of a cluster                                               |
@@ -45,7 +45,7 @@ from tensorladder.core.program import Program
 from tensorladder.frontends.cutedsl import compile_program
 from tensorladder.problems import dtype_named
 from tensorladder.problems.gemm import OUTPUTS
-from tensorladder.rungs.parts import dsmem, epilogue, limits, reduction, wgmma
+from tensorladder.rungs.parts import epilogue, limits, reduction, wgmma
 from tensorladder.rungs.parts.arguments import arguments
 from tensorladder.rungs.parts.form import Form
 from tensorladder.rungs.parts.mbarrier import wait_cluster
@@ -60,7 +60,7 @@ class SplitKGemmConfig:
 
     warpgroups: of consumers, one below the other along N. stages: K tiles in shared memory. passes: parts of a tile of
     C, by rows of A, that are added up one after the other, in as much less shared memory. sm_count, ctas_per_sm: the
-    grid is their product, or the number of tiles and parts where that is less.
+    grid is what fits at once on so many SMs, or the tiles' CTAs where those are fewer.
     """
 
     tile: tuple[int, int, int] = (64, 64, 128)
@@ -107,7 +107,7 @@ class SplitKGemm:
         self.passes = config.passes
         self.cols = config.tile[1] // config.passes  # of a pass: rows of A, columns of the accumulator
         self.own_cols = -(-self.cols // config.split)  # of a pass, that a CTA finishes
-        self.max_clusters = config.sm_count * config.ctas_per_sm // self.ctas
+        self.max_clusters = limits.clusters_at_once(config.sm_count * config.ctas_per_sm, self.ctas)
         self.ctas_per_sm = config.ctas_per_sm
 
     @cute.jit
@@ -121,7 +121,7 @@ class SplitKGemm:
         sB_layout = wgmma.smem_layout(element_type, self.b_major, bN, bK, self.stages)
         part_layout = wgmma.smem_layout(element_type, self.b_major, self.c_cols, bK, self.stages)
         pitch = bN + limits.PAD
-        slots = 2 * self.split - 1  # a CTA's sums by their owner, then what it gets from its peers
+        slots = 2 * self.split - 1
         sums_layout = cute.make_layout((bN, self.own_cols, slots), stride=(1, pitch, pitch * self.own_cols))
 
         # A descriptor and a tensor of coordinates for each operand. The box of A is what one CTA asks for: its part of
@@ -265,11 +265,7 @@ class SplitKGemm:
                 cute.arch.cluster_wait()
             phase = cutlass.Int32(0)
             together, lane = NamedBarrier(barrier_id=1, num_threads=self.consumers), tidx % 32
-            others = None
-            if cutlass.const_expr(self.split > 1):
-                shape = (bN, self.own_cols, self.split - 1)
-                start = sums.iterator + sums.layout((0, 0, self.split))
-                others = cute.make_tensor(start, cute.make_layout(shape, stride=sums.stride))
+            peer, others = rank - part, reduction.received(sums)
             for tile in cutlass.range(cluster, num_tiles, clusters):
                 released = consumer.clone()  # a K tile behind
                 stage = consumer.wait_and_advance()
@@ -298,7 +294,8 @@ class SplitKGemm:
                     at = (m * bM + number * self.cols + part * self.own_cols, n * self.c_cols, batch)
                     if cutlass.const_expr(self.split > 1):
                         if warp == 0:
-                            self.send(sums, full, mC.shape[0] - m * bM - number * self.cols, part, rank - part, lane)
+                            used = cutlass.min(mC.shape[0] - m * bM - number * self.cols, self.cols)
+                            reduction.send(sums, full, used, part, peer, lane)
                         wait_cluster(full, phase)
                     kept = cutlass.min(self.own_cols, self.cols - part * self.own_cols)
                     reduction.finish(
@@ -308,9 +305,7 @@ class SplitKGemm:
                     if cutlass.const_expr(self.split > 1):
                         # Not after the last: a peer that gets nothing more may have exited.
                         if number + 1 < self.passes or tile + clusters < num_tiles:
-                            cute.arch.sync_warp()
-                            if lane < self.split:
-                                cute.arch.mbarrier_arrive(empty, rank - part + lane)
+                            reduction.pass_on(empty, peer, lane, self.split)
                     phase ^= 1
 
     @cute.jit
@@ -334,27 +329,6 @@ class SplitKGemm:
             tiled_mma.set(warpgroup.Field.ACCUMULATE, not first or k_block > 0)
             cute.gemm(tiled_mma, tCrC, tCrB[None, None, k_block, stage], tCrA[None, None, k_block, stage], tCrC)
         warpgroup.commit_group()
-
-    @cute.jit
-    def send(
-        self, sums: cute.Tensor, full: cute.Pointer, limit: cutlass.Int32, part: cutlass.Int32,
-        first: cutlass.Int32, lane: cutlass.Int32,
-    ):
-        """A pass's columns to the CTAs that finish them, a lane each; and what this one gets, to its barrier.
-
-        limit: columns of C from the first of the pass on. first: the rank of the first part of K.
-        """
-        owner = (part + lane) % self.split
-        columns = cutlass.min(cutlass.min(limit, self.cols) - owner * self.own_cols, self.own_cols)
-        size = cutlass.max(columns, 0) * (sums.stride[1] * 4)
-        if lane == 0:
-            cute.arch.mbarrier_arrive_and_expect_tx(full, size * (self.split - 1))
-        elif lane < self.split and size > 0:
-            # The owner's peers by distance: this part comes `split - lane` after the owner.
-            to = sums.iterator + sums.layout((0, 0, 2 * self.split - 1 - lane))
-            of = sums.iterator + sums.layout((0, 0, owner))
-            arrived, to = cute.arch.map_dsmem_ptr(full, first + owner), cute.arch.map_dsmem_ptr(to, first + owner)
-            dsmem.copy_bulk(to, of, size, arrived)
 
     @cute.jit
     def tile_coord(self, index: cutlass.Int32, tiles: cute.Shape, place: cutlass.Int32):

@@ -11,6 +11,7 @@ from tensorladder.rungs.rung import Rung
 
 WARPGROUP = 128  # threads
 PAD = 4  # floats after a column of partial sums, so that neighbouring columns begin in different banks
+OF_SMS = {1: 1.0, 2: 1.0, 3: 0.88, 4: 0.91, 5: 0.83, 8: 0.91}  # that clusters of so many CTAs reach, of an H200's
 CHUNK_ROWS = 64  # of C that a warpgroup stores at a time
 INPUTS = ("fp16", "bf16", "e4m3", "e5m2")
 OUTPUTS = ("fp16", "bf16", "fp32")
@@ -98,6 +99,15 @@ def chunk_bytes(form: Form, columns: int) -> int:
     return 128 if columns * dtype_named(form.out).bits // 8 % 128 == 0 else 64
 
 
+def clusters_at_once(places: int, ctas: int) -> int:
+    """How many clusters of so many CTAs a persistent grid may have where `places` CTAs fit, at least 1.
+
+    Clusters lie within a GPC, and GPCs are of different sizes: of an H200's 132 SMs 39 clusters of 3 find room, 30 of
+    4, 15 of 7 or 8 (cuOccupancyMaxActiveClusters). One too many would wait until another has done all its tiles.
+    """
+    return max(1, int(places * OF_SMS.get(ctas, 0.8)) // ctas)
+
+
 def check_split(rung: Rung, arch: str, form: Form, config: Any) -> None:
     """Knobs of a kernel that splits K over a cluster: WGMMA, TMA and the cluster cut the tile (N, M, K) evenly, and it,
     the sums and the stages fit into a CTA."""
@@ -122,6 +132,7 @@ def check_split(rung: Rung, arch: str, form: Form, config: Any) -> None:
     fits = accumulators + 48 <= registers
     rung.require(fits, f"tile={config.tile}: {accumulators} accumulators a thread, which has {registers} registers")
     sums = (2 * config.split - 1) * -(-bM // config.passes // config.split) * (bN + PAD) * 4
-    smem = 2 * config.stages * (bM + bN) * bK + sums + 2048
+    ring = 2 * config.stages * (bM + bN) * bK
+    smem = ring + sums + 2048
     limit = (archs.find(arch).smem_per_cta + 1024) // config.ctas_per_sm - 1024
     rung.require(smem <= limit, f"stages={config.stages}: {smem} bytes of shared memory, there are {limit}")

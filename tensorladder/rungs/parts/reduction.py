@@ -1,11 +1,16 @@
-"""Partial sums of a tile of C in shared memory: added up in a fixed order, finished as rows of C, stored."""
+"""Partial sums of a tile of C, by the CTAs of a cluster that have a part of K each: passed on, added up, stored.
+
+Each CTA finishes some columns of the accumulator, which are rows of C. Its shared memory has 2 P - 1 slots of so many
+columns for P parts: its own sums by their owner, then what it receives, the part after its own first. They are added in
+that order, so that a sum has the same bits every time.
+"""
 
 from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
 
-from tensorladder.rungs.parts import rows
+from tensorladder.rungs.parts import dsmem, rows
 
 
 @cute.jit
@@ -29,6 +34,47 @@ def keep(
                 for half in cutlass.range_constexpr(2):
                     acc = tCrC[block * of_block + (number * eights + eight) * 4 + half * 2 + i]
                     line[block * step + half * 8] = acc
+
+
+@cute.jit
+def received(sums: cute.Tensor):
+    """The slots of what the other parts send; None where there are none."""
+    rows_of, owned, slots = sums.shape
+    if cutlass.const_expr(slots == 1):
+        return None
+    layout = cute.make_layout((rows_of, owned, slots // 2), stride=sums.stride)
+    return cute.make_tensor(sums.iterator + sums.layout((0, 0, slots // 2 + 1)), layout)
+
+
+@cute.jit
+def send(
+    sums: cute.Tensor, full: cute.Pointer, used: cutlass.Int32, part: cutlass.Int32, first: cutlass.Int32,
+    lane: cutlass.Int32,
+):
+    """Copy sums to the CTAs that finish them, by a warp, a lane each; and say how much comes to this CTA's barrier.
+
+    used: columns that C has. part: of K, this CTA's. first: the rank of the first part's CTA. full: the barrier of one
+    arrival that counts bytes, at the same place in all. Writers have fenced, and the warp has met them.
+    """
+    parts, owned = (sums.shape[2] + 1) // 2, sums.shape[1]
+    owner = (part + lane) % parts
+    size = cutlass.max(cutlass.min(used - owner * owned, owned), 0) * (sums.stride[1] * 4)
+    if lane == 0:
+        cute.arch.mbarrier_arrive_and_expect_tx(full, size * (parts - 1))
+    elif lane < parts and size > 0:
+        # This part comes `parts - lane` after the owner.
+        target = sums.iterator + sums.layout((0, 0, 2 * parts - 1 - lane))
+        source = sums.iterator + sums.layout((0, 0, owner))
+        at = first + owner
+        dsmem.copy_bulk(cute.arch.map_dsmem_ptr(target, at), source, size, cute.arch.map_dsmem_ptr(full, at))
+
+
+@cute.jit
+def pass_on(empty: cute.Pointer, first: cutlass.Int32, lane: cutlass.Int32, parts: cutlass.Constexpr):
+    """Tell all parts' CTAs, a lane each, that this warp is through with what they sent: they may send again."""
+    cute.arch.sync_warp()
+    if lane < parts:
+        cute.arch.mbarrier_arrive(empty, first + lane)
 
 
 @cute.jit
