@@ -44,8 +44,8 @@ def _us(tile: tuple[int, int, int], ctas: int, rates: Rates, product: Product, s
     return (FIRST_TILE + waves * (steps * (max(multiply, load) + BARRIERS) + store)) / rates.mhz
 
 
-def _b9(tile: tuple[int, int, int], stages: int) -> Choice:
-    return choice("b9", tile=tile, stages=stages)
+def _b9(tile: tuple[int, int, int], stages: int, warps: tuple[int, int] = (2, 2)) -> Choice:
+    return choice("b9", tile=tile, stages=stages, warps_m=warps[0], warps_n=warps[1])
 
 
 #: at most 99 KB of shared memory, what sm_86, sm_89 and sm_120 have
@@ -54,12 +54,16 @@ B9 = (
     _b9((64, 128, 64), 3),
     _b9((128, 64, 64), 3),
     _b9((64, 64, 64), 4),
+    _b9((32, 128, 64), 4, (1, 4)),
+    _b9((16, 128, 64), 5, (1, 4)),
+    _b9((16, 64, 64), 9, (1, 4)),
 )
 
 
 def b9_fits(knobs: dict[str, Any], form: Form) -> bool:
-    """Half of a gated product's columns are U's; shared memory is written by blocks of 64."""
-    return knobs["tile"][1] % (128 if form.gated else 64) == 0
+    """Half of a gated product's columns are U's; what M or N is contiguous of lies in shared memory by blocks of 64."""
+    rows, cols, _ = knobs["tile"]
+    return cols % (128 if form.gated else 64) == 0 and (form.a_major == "k" or rows % 64 == 0)
 
 
 def b9_us(knobs: dict[str, Any], product: Product, sm_count: int) -> float:

@@ -160,6 +160,13 @@ def test_a_residual_times_zero_is_not_read(build, config, arch):
     run(build, config, arch, form, (8, 8, 8, 1), "eager", (1.0, 0.0), pad=8, align=8, spoil=True)
 
 
+def test_few_rows():
+    """A tile of 16 rows, four warps side by side."""
+    config = b9.WarpEpilogueGemmConfig(tile=(16, 128, 64), warps_m=1, warps_n=4, stages=5)
+    form = Form("bf16", "bf16", b_major="mn", activation="silu", gated=True)
+    run(b9.build, config, "sm_80", form, (19, 131, 200, 1), "random:2")
+
+
 @pytest.mark.parametrize("policy", ["eager", "random:4"])
 @pytest.mark.parametrize(
     ("build", "config", "arch"), [(b9.build, SMALL, "sm_90a"), (d5.build, PAIRS, "sm_100a")], ids=["b9", "d5"]
@@ -190,8 +197,9 @@ def test_clusters_of_pairs_share_their_operands(cluster):
 @pytest.mark.parametrize(
     ("knobs", "form", "named"),
     [
-        ({"tile": (128, 96, 32)}, PLAIN, "tile=.*N must be a multiple of 64"),
-        ({"tile": (128, 64, 32)}, Form("fp16", "fp16", gated=True), "tile=.*N must be a multiple of 128"),
+        ({"tile": (128, 48, 32)}, PLAIN, "tile=.*N must be a multiple of 32"),
+        ({"tile": (32, 128, 64)}, Form("fp16", "fp16", a_major="mn"), "tile=.*M must be a multiple of 64"),
+        ({"tile": (128, 96, 32)}, Form("fp16", "fp16", gated=True), "tile=.*N must be a multiple of 64"),
         ({"stages": 12}, PLAIN, "stages=12: .* bytes of shared memory, sm_80 has"),
         ({}, Form("e4m3", "fp16"), "dtype=e4m3: operands are fp16, bf16"),
         ({}, Form("fp16", "fp16", bias="fp16", gated=True), "bias=fp16: a gated product has none"),

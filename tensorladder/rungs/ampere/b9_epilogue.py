@@ -29,6 +29,7 @@ Run:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import cutlass
@@ -357,9 +358,11 @@ def check_config(config: WarpEpilogueGemmConfig, arch: str, form: Form) -> None:
     RUNG.require(0 < threads <= 1024, f"warps_m * warps_n: {threads} threads, a CTA has 32 to 1024")
     RUNG.require(bK in (32, 64), f"tile={config.tile}: K must be 32 or 64, a swizzled row of 64 or 128 bytes")
     halves = 2 if form.gated else 1
-    for name, extent, warps, parts in (("M", bM, config.warps_m, 1), ("N", bN, config.warps_n, halves)):
-        fits = extent > 0 and extent % (16 * warps * parts) == 0 and extent % (64 * parts) == 0
-        RUNG.require(fits, f"tile={config.tile}: {name} must be a multiple of {64 * parts} and of the warps' 16 each")
+    extents = (("M", bM, config.warps_m, 1, form.a_major), ("N", bN, config.warps_n, halves, form.b_major))
+    for name, extent, warps, parts, major in extents:
+        step = math.lcm(16 * warps * parts, 64 * parts if major == "mn" else 32 if name == "N" else 1)
+        fits = extent > 0 and extent % step == 0
+        RUNG.require(fits, f"tile={config.tile}: {name} must be a multiple of {step}")
         fits = extent * bK // parts % (VECTOR * threads) == 0
         RUNG.require(fits, f"tile={config.tile}: {name} is too small for copies by {threads} threads")
     RUNG.require(config.raster > 0, f"raster={config.raster}: at least 1 row of tiles")
