@@ -118,8 +118,20 @@ def test_products(monkeypatch, device):
     got = tensorladder.matmul(x, weight.t(), bias=bias, residual=added, beta=-2.0, activation="relu")
     exact = torch.relu(x.double() @ weight.double().t() + bias.double() - 2 * added.double())
     assert got.shape == exact.shape and (got.double() - exact).norm() <= 2.0**-10 * exact.norm()
-    got = tensorladder.swiglu(x, torch.cat([weight[:128], weight[:128].flip(0)]).t(), out_dtype=torch.float32)
-    gate, up = x.double() @ weight[:128].double().t(), x.double() @ weight[:128].flip(0).double().t()
+
+
+@pytest.mark.parametrize("device", ["vgpu@sm_80", "vgpu@sm_100a:random:3"])
+def test_gated_products(monkeypatch, device):
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("cutlass")
+    pytest.importorskip("llvmlite")
+    import tensorladder
+
+    monkeypatch.setenv("TENSORLADDER_DEVICE", device)
+    torch.manual_seed(0)
+    x, weight = torch.randn(2, 35, 72).half(), torch.randn(128, 72).half()
+    got = tensorladder.swiglu(x, torch.cat([weight, weight.flip(0)]).t(), out_dtype=torch.float32)
+    gate, up = x.double() @ weight.double().t(), x.double() @ weight.flip(0).double().t()
     exact = torch.nn.functional.silu(gate) * up
     assert got.shape == (2, 35, 128) and (got.double() - exact).norm() <= 2.0**-16 * exact.norm()
 
