@@ -37,10 +37,12 @@ def grouped_matmul(
     *,
     bias: Tensor | None = None,
     activation: str | None = None,
+    scale_a: Tensor | None = None,
+    scale_b: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     config: Any = None,
 ) -> Tensor:
-    """act(a_g @ b_g + bias_g) for each group g, summed in float32 and rounded once.
+    """act(scale_a scale_b a_g @ b_g + bias_g) for each group g, summed in float32 and rounded once.
 
     offs: (G,) int32 on the tensors' device, where each group ends along the extent T that is cut into groups; the first
     begins at 0. It is read by the kernel alone: no call waits for it, and a graph may capture one. Groups may be empty
@@ -51,12 +53,16 @@ def grouped_matmul(
     - a (G, M, K) by b (K, T): groups of columns. (M, T), with M contiguous.
     - a (G, M, K) by b (G, K, N): a batch, with no offs. As `matmul` does it.
 
-    a, b: fp16 or bf16, either extent contiguous, the other strides multiples of 8, addresses of 16 bytes. The last
-    extent of what the kernel stores (N; M for groups of columns) is a multiple of 8. bias: (N,), or (G, N) with a row a
-    group; not for groups of columns. activation: None, "relu", "gelu" (by erf) or "silu". out_dtype: a's where it is
-    not given. config: the kernel's knobs (`rungs.hopper.c9_grouped`). Devices, gradients and errors: as `matmul`.
+    a, b: fp16 or bf16, either extent contiguous, or fp8 (float8_e4m3fn) with K contiguous; the other strides and
+    addresses are multiples of 16 bytes. The last extent of what the kernel stores (N; M for groups of columns) is a
+    multiple of 8. bias: (N,), or (G, N) with a row a group; not for groups of columns. activation: None, "relu",
+    "gelu" (by erf) or "silu". scale_a: fp32, one factor or one a row of a, (T,), scale_b: one a column of b, (N,) or
+    (G, N); for groups of rows, with any type of a; either may be left out. out_dtype: a's where it is not given, bf16
+    for fp8. config: the kernel's knobs (`rungs.hopper.c9_grouped`). Devices, gradients and errors: as `matmul`.
     """
-    a, b, offs, bias = (tensor(name, one) for name, one in (("a", a), ("b", b), ("offs", offs), ("bias", bias)))
+    named = {"a": a, "b": b, "offs": offs, "bias": bias, "scale_a": scale_a, "scale_b": scale_b}
+    inputs: list[Any] = [tensor(name, one) for name, one in named.items()]
+    a, b, offs, bias, scale_a, scale_b = inputs
     for name, one in (("a", a), ("b", b)):
         if one is None or one.dim() not in (2, 3):
             given = "None" if one is None else f"shape {tuple(one.shape)}"
@@ -64,39 +70,48 @@ def grouped_matmul(
     if a.dim() == b.dim() == 3:
         if offs is not None:
             raise UsageError("offs: a and b have 3 extents, nothing is ragged: leave it out")
-        return matmul(a, b, bias=bias, activation=activation, out_dtype=out_dtype)
+        scales = {"scale_a": scale_a, "scale_b": scale_b}
+        return matmul(a, b, bias=bias, activation=activation, out_dtype=out_dtype, **scales)
     if offs is None:
         raise UsageError("offs: None: it says where each group ends, int32 (G,)")
     if a.dim() == 3:
-        if bias is not None:
-            raise UsageError("bias: columns of the result are ragged, a group has none of its own: add it afterwards")
+        for name, one in (("bias", bias), ("scale_a", scale_a), ("scale_b", scale_b)):
+            if one is not None:
+                raise UsageError(f"{name}: columns of the result are ragged, a group has none of its own")
         try:
             return grouped_matmul(b.mT, a.mT, offs, activation=activation, out_dtype=out_dtype, config=config).mT
         except UsageError as error:
             raise UsageError(f"groups of columns are rows of the transpose, a = b.mT by b = a.mT: {error}") from error
-    rest = (activation or "none", out_dtype)
-    if fast.eager(a, b, offs, bias):  # torch's dispatcher has nothing to do
-        return compute(a, b, offs, bias, *rest, config)
-    if config is None:
-        direct = torch._C._are_functorch_transforms_active() or fast.plain(a, b, offs, bias)
-        return Differentiated.apply(a, b, offs, bias, *rest) if direct else operator(a, b, offs, bias, *rest)
-    if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in (a, b, bias)):
-        raise UsageError("config: has no gradients: leave it out, or call under torch.no_grad()")
-    return compute(a, b, offs, bias, *rest, config)
+    rest: list[Any] = [activation or "none", out_dtype]
+    if fast.eager(*inputs):  # torch's dispatcher has nothing to do
+        return compute(*inputs, *rest, config)
+    if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in inputs):
+        for name, one in (("config", config), ("scale_a", scale_a), ("scale_b", scale_b)):
+            if one is not None:
+                raise UsageError(f"{name}: has no gradients: leave it out, or call under torch.no_grad()")
+    if config is not None:
+        return compute(*inputs, *rest, config)
+    direct = torch._C._are_functorch_transforms_active() or fast.plain(*inputs)
+    return Differentiated.apply(*inputs, *rest) if direct else operator(*inputs, *rest)
 
 
 def compute(
-    a: Tensor, b: Tensor, offs: Tensor, bias: Tensor | None, activation: str, out_dtype: torch.dtype | None,
-    config: Any = None,
+    a: Tensor, b: Tensor, offs: Tensor, bias: Tensor | None, scale_a: Tensor | None, scale_b: Tensor | None,
+    activation: str, out_dtype: torch.dtype | None, config: Any = None,
 ) -> Tensor:
     """Plan, check and run a product of groups of rows or of K, or do again what one like it did; without gradients."""
-    given = {"a": a, "b": b, "offs": offs} if bias is None else {"a": a, "b": b, "offs": offs, "bias": bias}
-    key = (a.shape, b.shape, bias is None, activation, out_dtype, config)
+    if (scale_a is None) != (scale_b is None):
+        scale_a = _ones(1, a.device) if scale_a is None else scale_a
+        scale_b = _ones(b.shape[-1], a.device) if scale_b is None else scale_b
+    every = {"a": a, "b": b, "offs": offs, "bias": bias, "scale_a": scale_a, "scale_b": scale_b}
+    given = {name: one for name, one in every.items() if one is not None}
+    key = (a.shape, b.shape, bias is None, scale_a is None, activation, out_dtype, config)
     for launcher in _known.get(key, ()):
         if launcher.fits(given):
             return launcher.again(given)
     planned = plan(
-        array("a", a), array("b", b), array("offs", offs), bias=maybe("bias", bias), activation=activation,
+        array("a", a), array("b", b), array("offs", offs), bias=maybe("bias", bias), scale_a=maybe("scale_a", scale_a),
+        scale_b=maybe("scale_b", scale_b), activation=activation,
         out_dtype=None if out_dtype is None else name_of(out_dtype),
     )  # fmt: skip
     out = torch.empty(planned.shape, dtype=TYPES[planned.form.out], device=a.device)
@@ -112,6 +127,12 @@ def compute(
 
 MOST, VARIANTS = 1024, 8  # sets of extents and options that are remembered, and of each, strides, types and so on
 _known: dict[Any, tuple["Launcher", ...]] = {}
+
+
+@functools.lru_cache(maxsize=64)
+def _ones(count: int, device: torch.device) -> Tensor:
+    """The scales that are missing beside others that are given."""
+    return torch.ones(count, dtype=torch.float32, device=device)
 
 
 def _without_product(planned: GroupedPlan, out: Tensor, offs: Tensor, bias: Tensor | None) -> Tensor:
@@ -238,20 +259,22 @@ def _on_virtual(planned: GroupedPlan, given: dict[str, Tensor], config: Any, pol
 
 @torch.library.custom_op("tensorladder::grouped_matmul", mutates_args=())
 def operator(
-    a: Tensor, b: Tensor, offs: Tensor, bias: Optional[Tensor], activation: str, out_dtype: Optional[torch.dtype]
+    a: Tensor, b: Tensor, offs: Tensor, bias: Optional[Tensor], scale_a: Optional[Tensor], scale_b: Optional[Tensor],
+    activation: str, out_dtype: Optional[torch.dtype],
 ) -> Tensor:
     """`compute` as an operator: traced and differentiated by torch."""
-    return compute(a, b, offs, bias, activation, out_dtype)
+    return compute(a, b, offs, bias, scale_a, scale_b, activation, out_dtype)
 
 
 @operator.register_fake
-def _fake(a, b, offs, bias, activation, out_dtype):  # type: ignore[no-untyped-def]
+def _fake(a, b, offs, bias, scale_a, scale_b, activation, out_dtype):  # type: ignore[no-untyped-def]
     shape = (a.shape[0], b.shape[-1]) if b.dim() == 3 else (offs.shape[0], a.shape[0], b.shape[-1])
-    return a.new_empty(shape, dtype=out_dtype or a.dtype)
+    default = torch.bfloat16 if a.dtype.itemsize == 1 else a.dtype
+    return a.new_empty(shape, dtype=out_dtype or default)
 
 
 def _save(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    a, b, offs, bias, ctx.activation, _ = inputs
+    a, b, offs, bias, _, _, ctx.activation, _ = inputs
     ctx.save_for_backward(a, b, offs, bias)
 
 
@@ -259,13 +282,14 @@ def _backward(ctx, grad):  # type: ignore[no-untyped-def]
     """Through the activation at the sum before it, which is computed again; then a product an operand."""
     a, b, offs, bias = ctx.saved_tensors
     if ctx.activation != "none":
-        sums = operator(a, b, offs, bias, "none", torch.float32)
+        sums = grouped_matmul(a, b, offs, bias=bias, out_dtype=torch.float32)
         grad = grad.float() * SLOPES[ctx.activation](sums)
     at = grad.to(a.dtype).contiguous()
-    wants_a, wants_b, _, wants_bias, *_ = ctx.needs_input_grad
+    wants_a, wants_b, _, wants_bias, *_ = ctx.needs_input_grad  # scales have none, and none beside them
     grad_a = grouped_matmul(at, b.mT, offs) if wants_a else None
     grad_b = _of_b(a, at, b, offs) if wants_b else None
-    return grad_a, grad_b, None, _bias_gradient(at, offs, bias) if wants_bias else None, None, None
+    grad_bias = _bias_gradient(at, offs, bias) if wants_bias else None
+    return grad_a, grad_b, None, grad_bias, None, None, None, None
 
 
 def _of_b(a: Tensor, at: Tensor, b: Tensor, offs: Tensor) -> Tensor:
@@ -298,4 +322,4 @@ class Differentiated(torch.autograd.Function):
     @staticmethod
     def forward(*arguments: Any) -> Tensor:
         """The operator, or what it would do."""
-        return compute(*arguments) if fast.eager(*arguments[:4]) else operator(*arguments)
+        return compute(*arguments) if fast.eager(*arguments[:6]) else operator(*arguments)

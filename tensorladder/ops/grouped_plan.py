@@ -12,10 +12,21 @@ from typing import Any
 
 from tensorladder.core.errors import UsageError
 from tensorladder.ops.kernels import Choice, choice
-from tensorladder.ops.plan import ACTIVATIONS, ALIGN, MOST, OUTPUTS, PITCH, Array, Matrix, Operand, _matrix
+from tensorladder.ops.plan import (
+    ACTIVATIONS,
+    ALIGN,
+    DEFAULT_OUTPUT,
+    MOST,
+    OUTPUTS,
+    PITCH,
+    Array,
+    Matrix,
+    Operand,
+    _matrix,
+)
 from tensorladder.rungs.parts.form import Form
 
-INPUTS = ("fp16", "bf16")
+INPUTS = ("fp16", "bf16", "e4m3")
 GROUPS = 1 << 16  # more make sums of tiles that 32 bits may not hold
 
 
@@ -43,15 +54,17 @@ class GroupedPlan:
 
 
 def plan(
-    a: Array, b: Array, offs: Array, *, bias: Array | None = None, activation: str = "none",
-    out_dtype: str | None = None,
+    a: Array, b: Array, offs: Array, *, bias: Array | None = None, scale_a: Array | None = None,
+    scale_b: Array | None = None, activation: str = "none", out_dtype: str | None = None,
 ) -> GroupedPlan:
     """Analyse a call: a (T, K) by b (G, K, N), or a (M, T) by b (T, N); offs (G,). bias: (N,), (1, N) or (G, N).
+    scale_a: one factor or (T,), scale_b: as a bias; both or none, for groups of rows.
 
     UsageError for what is not supported, with the argument's name and what would do instead.
     """
     ragged = _ragged(a, b)
-    _check_types(a, b, offs, bias, activation, out_dtype or a.dtype)
+    stored_as = out_dtype or DEFAULT_OUTPUT.get(a.dtype, a.dtype)
+    _check_types(a, b, offs, bias, activation, stored_as)
     (m, k), n, groups = a.shape, b.shape[-1], offs.shape[0]
     if b.shape[-2] != k:
         raise UsageError(f"b: shape {b.shape}, but a is {a.shape}: b takes {'(G, ' if ragged == 'm' else '('}{k}, N)")
@@ -60,8 +73,10 @@ def plan(
     for name, extent, most in (("a: rows", m, MOST), ("a: K", k, MOST), ("b: N", n, MOST), ("offs", groups, GROUPS)):
         if extent > most:
             raise UsageError(f"{name}={extent}: at most {most}")
-    pitch = _bias_pitch(bias, groups, n)
-    form = Form(a.dtype, out_dtype or a.dtype, bias=bias.dtype if bias else "", activation=activation, ragged=ragged)
+    pitch, factors = _row_a_group("bias", bias, groups, n), _scales(scale_a, scale_b, m, groups, n, ragged)
+    form = Form(
+        a.dtype, stored_as, bias=bias.dtype if bias else "", activation=activation, scaled=bool(factors), ragged=ragged
+    )
     shape = (m, n) if ragged == "m" else (groups, m, n)
     if 0 in (m, n, k, groups):
         return GroupedPlan(form, groups, m, n, k, shape)
@@ -79,8 +94,8 @@ def plan(
         "up": None,
         "out": _operand(stored, form.out, ragged == "k"),
         "bias": Operand((groups, n), (pitch, 1), form.bias) if bias else None,
-        "scale_a": None,
-        "scale_b": None,
+        "scale_a": factors and Operand((m,), factors[:1], "fp32"),
+        "scale_b": factors and Operand((groups, n), (factors[1], 1), "fp32"),
         "offs": Operand((groups,), (1,), "int32"),
     }
     return GroupedPlan(form, groups, m, n, k, shape, tuple(made.items()))
@@ -113,20 +128,39 @@ def _check_types(
             raise UsageError(f"{name}: {dtype}: it takes {', '.join(OUTPUTS)}")
 
 
-def _bias_pitch(bias: Array | None, groups: int, n: int) -> int:
-    """Elements from a group's bias to the next one's: 0 where all have the same."""
-    if bias is None:
+def _row_a_group(name: str, row: Array | None, groups: int, n: int) -> int:
+    """Elements from a group's row to the next one's: 0 where all have the same."""
+    if row is None:
         return 0
-    if bias.shape not in ((n,), (1, n), (groups, n)):
-        raise UsageError(f"bias: shape {bias.shape}: it takes ({n},), or ({groups}, {n}) with a row a group")
-    if n > 1 and bias.strides[-1] != 1:
-        raise UsageError(f"bias: strides {bias.strides}: its last extent must be the contiguous one")
-    if bias.address % ALIGN:
-        raise UsageError(f"bias: address {bias.address:#x} is no multiple of {ALIGN} bytes: copy it")
-    pitch = bias.strides[0] if len(bias.shape) == 2 and bias.shape[0] > 1 else 0
+    if row.shape not in ((n,), (1, n), (groups, n)):
+        raise UsageError(f"{name}: shape {row.shape}: it takes ({n},), or ({groups}, {n}) with a row a group")
+    if n > 1 and row.strides[-1] != 1:
+        raise UsageError(f"{name}: strides {row.strides}: its last extent must be the contiguous one")
+    if row.address % ALIGN:
+        raise UsageError(f"{name}: address {row.address:#x} is no multiple of {ALIGN} bytes: copy it")
+    pitch = row.strides[0] if len(row.shape) == 2 and row.shape[0] > 1 else 0
     if n and pitch % 2:
-        raise UsageError(f"bias: strides {bias.strides}: its rows must lie an even number of elements apart: copy it")
+        raise UsageError(f"{name}: strides {row.strides}: its rows must lie an even number of elements apart: copy it")
     return pitch
+
+
+def _scales(
+    scale_a: Array | None, scale_b: Array | None, m: int, groups: int, n: int, ragged: str
+) -> tuple[int, int] | None:
+    """The stride of A's factors, and from a group's factors of columns to the next one's."""
+    for name, one in (("scale_a", scale_a), ("scale_b", scale_b)):
+        if one is not None and one.dtype != "fp32":
+            raise UsageError(f"{name}: {one.dtype}: it takes fp32")
+        if one is not None and ragged == "k":
+            raise UsageError(f"{name}: groups of K have no scales: multiply the result")
+    if scale_a is None or scale_b is None:
+        return None
+    if scale_a.shape not in ((), (1,), (m,), (m, 1)):
+        raise UsageError(f"scale_a: shape {scale_a.shape}: it takes one factor, or one a row of a, ({m},)")
+    if scale_a.address % 4:
+        raise UsageError(f"scale_a: address {scale_a.address:#x} is no multiple of 4 bytes: copy it")
+    stride = scale_a.strides[0] if scale_a.shape and scale_a.shape[0] > 1 else 0
+    return stride, _row_a_group("scale_b", scale_b, groups, n)
 
 
 def _stack(array: Array) -> Array:

@@ -109,6 +109,20 @@ def test_bias(rows, activation):
     assert close(got[:60], ACTIVATIONS[activation](exact(a, b, offs, bias))) and not got[60:].any()
 
 
+@pytest.mark.parametrize("scales", ["both", "a", "one and b"])
+def test_fp8_and_scales(scales):
+    offs, fp8 = OFFS["empty groups"], torch.float8_e4m3fn
+    a, b = torch.randn(67, 80).to(fp8), torch.randn(4, 136, 80).to(fp8).mT
+    p = torch.tensor(0.25) if scales == "one and b" else torch.rand(67) + 0.5
+    q = None if scales == "a" else torch.rand(4, 136) + 0.5
+    got = tensorladder.grouped_matmul(a, b, offs, scale_a=p, scale_b=q)
+    columns = torch.ones(4, 136) if q is None else q
+    rows = torch.cat([columns[g].expand(j - i, 136) for g, (i, j) in enumerate(spans(offs))]).double()
+    want = exact(a, b, offs) * rows * (p.double() if p.dim() == 0 else p[:60, None].double())
+    assert got.dtype == BF16 and not got[60:].any()
+    assert (got[:60].double() - want).norm() <= 2.0**-8 * want.norm()
+
+
 @pytest.mark.parametrize(("t", "k", "n"), [(0, 8, 8), (4, 0, 8), (4, 8, 0)])
 def test_nothing_to_multiply(t, k, n):
     offs, bias = ends(0, min(t, 3)), normal(2, n)
@@ -149,7 +163,7 @@ def test_rows_of_no_group_have_no_gradient():
 def test_torch_checks_the_operator():
     a, b, bias = normal(20, 24).requires_grad_(), normal(2, 24, 16).requires_grad_(), normal(16).requires_grad_()
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-    arguments = (a, b, ends(3, 20), bias, "none", None)
+    arguments = (a, b, ends(3, 20), bias, None, None, "none", None)
     torch.library.opcheck(torch.ops.tensorladder.grouped_matmul.default, arguments, test_utils=checks)
 
 
@@ -200,6 +214,10 @@ REFUSED = [
     ({"bias": array(32, address=8)}, "bias: address"),
     ({"bias": array(32, dtype="int32")}, "bias: int32"),
     ({"activation": "tanh"}, "activation: 'tanh'"),
+    ({"scale_a": array(40), "scale_b": array(32, dtype="fp32")}, "scale_a: bf16"),
+    ({"scale_a": array(41, dtype="fp32"), "scale_b": array(32, dtype="fp32")}, "scale_a: shape"),
+    ({"scale_a": array(40, dtype="fp32"), "scale_b": array(2, 32, dtype="fp32")}, "scale_b: shape"),
+    ({"a": array(40, 64, dtype="e4m3"), "b": array(3, 64, 32, dtype="e4m3")}, "b: e4m3 with strides"),
     ({"out_dtype": "e4m3"}, "out_dtype: e4m3"),
 ]
 
@@ -217,6 +235,10 @@ CALLS = [
     (lambda: tensorladder.grouped_matmul(normal(8), normal(2, 8, 8), ends(4, 8)), "a: shape"),
     (lambda: tensorladder.grouped_matmul(normal(2, 8, 8), normal(8, 8), ends(4, 8), bias=normal(8)), "bias: columns"),
     (lambda: tensorladder.grouped_matmul(normal(2, 7, 8), normal(8, 8), ends(4, 8)), "groups of columns"),
+    (lambda: tensorladder.grouped_matmul(normal(8, 8), normal(8, 8), ends(4, 8), scale_a=torch.ones(8)),
+     "scale_a: groups of K"),
+    (lambda: tensorladder.grouped_matmul(normal(8, 8).requires_grad_(), normal(2, 8, 8), ends(4, 8),
+                                         scale_a=torch.ones(8)), "scale_a: has no gradients"),
 ]
 
 
