@@ -7,15 +7,15 @@ Adds:
     - K is split over the CTAs of a cluster, so that a small C still occupies every SM. Each row of C has a CTA that
       finishes it: the others copy their partial sums in fp32 into its shared memory (cp.async.bulk onto its barrier)
       and it adds them in an order that never changes: the same bits every time, no workspace in global memory, no
-      atomics, no second kernel. (Stores of 4 bytes to the peer took 6 us for 32 KB on an H200, the copies under 1; a
-      release at the scope of the cluster waits for all that was stored to global memory, a microsecond more.)
+      atomics, no second kernel. (Threads that store to a peer's memory 4 bytes at a time are several times slower, and
+      a release at the scope of the cluster waits for all that was stored to global memory.)
     - The bytes in flight are what counts (4.8 TB/s x 1 us = 36 KB an SM at the least): all shared memory but the sums'
       is a ring. B's first tiles are asked for before the cluster has met, and brought to L2 while the kernel before
       this one still runs (programmatic dependent launch).
     - CTAs of a cluster that work on different rows of B can have A multicast (`share`).
     - C is finished from shared memory, where it lies by rows: any pitch and any N.
-    On an H200, bf16, M x N x K: 8 x 28672 x 4096 in 54.0 us, 4.36 TB/s (cuBLAS 56.8); 32 x 10240 x 8192 41.4 (49.4);
-    128 x 8192 x 8192 37.4 (38.1).
+    On an H200, bf16: 8 x 28672 x 4096 in 53.7 us, 4.39 TB/s (cuBLAS 56.3) by tile=64x8x128,stages=12; 128 x 8192 x 8192
+    in 37.4 (38.0) by tile=128x128x64,warpgroups=2,passes=2,stages=5 (`tensorladder bench --suite llm --rungs c8:...`).
 
 Warp roles:
     | warps              | role, in each CTA of a cluster                                               |
