@@ -45,16 +45,50 @@ def traffic(product: Product) -> float:
     return l * (operands + m * n * (bytes_of(form.out) + residual))
 
 
-def lines(major: str, rows: int, k: int, size: int) -> float:
-    """How much longer an operand takes to arrive where it is dense and its pitch no multiple of 128 bytes: each of the
-    box's rows then lies in two lines of L2."""
-    return TWO_LINES if (k if major == "k" else rows) * size % ROW else 1.0
+def two_lines(major: str, rows: int, k: int, size: int) -> bool:
+    """Whether an operand, where it is dense, has a pitch that is no multiple of 128 bytes: each row of a box then lies
+    in two lines of L2."""
+    return (k if major == "k" else rows) * size % ROW != 0
 
 
-TWO_LINES = 1.944
-L2_OF_ONE = 76.9  # bytes a clock that arrive at an SM, at most
-L2_OF_ALL = 8017.0  # at all of them together
-MEMORY = 3022.0  # that come from global memory
+LATENCY = 3221.0  # clocks from a request to global memory until its bytes are there, under load
+L2_OF_ALL = 6512.0  # bytes a clock that arrive at all SMs together, at most
+MEMORY_AT_ALL = 3923.0  # that come from global memory, over a whole kernel
+#: of all SMs, those that clusters of so many CTAs can occupy at a time: some groups of SMs have odd ones out
+USABLE = {3: 39 / 44, 4: 30 / 33, 8: 30 / 33}
+
+
+class Tiles(NamedTuple):
+    """How a kernel cuts a product. down, across: clusters' tiles along M, and along N of all products. steps: K steps
+    of a tile. ahead: of them that are under way. ctas: of a cluster. resident: clusters at a time. load: bytes that
+    arrive at an SM a step. rows, cols: bytes of A and of B that a cluster reads a step."""
+
+    down: int
+    across: int
+    steps: int
+    ahead: int
+    ctas: int
+    resident: int
+    load: float
+    rows: float
+    cols: float
+
+
+def main_loops(tiles: Tiles, raster: float, multiply: float, arriving: float, memory: float) -> tuple[float, int]:
+    """(clocks of the busiest SM's K steps, waves). multiply: clocks of a step's multiplications. arriving, memory:
+    bytes a clock that an SM takes and that global memory gives, at most."""
+
+    def step(clusters: int) -> float:
+        """Clocks of a K step of so many clusters at a time."""
+        high = min(tiles.down, raster, clusters)
+        wide = min(tiles.across, ceil(clusters / high))
+        fresh = high * tiles.rows + wide * tiles.cols  # bytes that nobody has read yet
+        arrive = max(tiles.load / arriving, tiles.load * clusters * tiles.ctas / L2_OF_ALL)
+        return max(multiply, LATENCY / tiles.ahead, arrive, fresh / memory)
+
+    waves, rest = divmod(tiles.down * tiles.across, tiles.resident)
+    clocks = tiles.steps * (waves * step(tiles.resident) + (step(rest) if rest else 0.0))
+    return clocks, waves + (rest > 0)
 
 
 # ----------------------------------------------------------------------------------------------- c7: fused ping-pong
@@ -103,40 +137,100 @@ def _c7_fits(knobs: dict[str, Any], form: Form) -> bool:
     return all(ctas == 1 or extent % ((64 if major == "mn" else 8) * ctas) == 0 for ctas, extent, major in shared)
 
 
-MULTIPLY, STEP = 1.18, 59.0  # a K step: times the clocks of the tensor cores' peak, and clocks besides
-EPILOGUE, EPILOGUE_ELEMENT = 342.0, 0.093  # clocks of what of a tile's epilogue nothing hides, and an element
-CLUSTER = 740.0  # clocks until the CTAs of a cluster have met
-LAUNCH = 2.0  # microseconds
+MULTIPLY = 1.277  # times the clocks of the tensor cores' peak that multiplications take
+EPILOGUE_ELEMENT = 0.0905  # clocks of an element of C whose epilogue nothing hides
+C7_STEP = 30.48  # clocks a K step besides
+C7_ARRIVING, C7_MEMORY = 309.0, 2030.0  # bytes a clock
+C7_TWO_LINES = 1.559  # times as long for bytes that lie so
+C7_TILE, C7_CLUSTER = 107.0, 184.0  # clocks: of an epilogue, until the CTAs of a cluster have met
+C7_LAUNCH = 2.003  # microseconds
 
 
 def _c7_us(knobs: dict[str, Any], product: Product, sm_count: int) -> float:
     (rows, cols, _), cm, cn = knobs["tile"], knobs["cluster_m"], knobs["cluster_n"]
     m, n, k, l, form = product
-    resident = sm_count // (cm * cn)
+    ctas = cm * cn
+    if sm_count < ctas:
+        return inf
+    size, parts = bytes_of(form.dtype), 2 if form.gated else 1
+    a = C7_TWO_LINES if two_lines(form.a_major, m, k, size) else 1.0
+    b = C7_TWO_LINES if two_lines(form.b_major, n, k, size) else 1.0
+    tiles = Tiles(
+        ceil(m / (rows * cm)), ceil(n / (cols // parts * cn)) * l, ceil(k * size / ROW), knobs["stages"], ctas,
+        sm_count // ctas, ROW * (rows / cn * a + cols / cm * b), ROW * min(rows * cm, m),
+        ROW * min(cols * cn, n * parts),
+    )  # fmt: skip
+    multiply = MULTIPLY * rows * cols / 32 + C7_STEP
+    main, waves = main_loops(tiles, knobs["raster"], multiply, C7_ARRIVING, C7_MEMORY)
+    shown = (waves if knobs["split"] else 1) * (C7_TILE + EPILOGUE_ELEMENT * rows * cols)
+    compute = main + shown + C7_CLUSTER * (ctas > 1)
+    return C7_LAUNCH + max(compute, traffic(product) / MEMORY_AT_ALL) / CLOCKS_A_US
+
+
+# ------------------------------------------------------------------------------------------------------- c8: split-K
+
+#: parts of K by (rows of B, rows of A): of 45 that were measured those that are the best of all, or near, for some
+#: shape
+C8_TILES = {
+    (64, 8): (1, 2, 4, 8), (128, 8): (4,), (64, 16): (1, 2, 4, 8), (64, 32): (1, 2, 4, 8), (128, 32): (4,),
+    (64, 64): (1, 2, 3, 8), (128, 64): (2,), (64, 128): (1, 3), (128, 128): (2,),
+}  # fmt: skip
+
+
+def _c8_candidates() -> Iterator[Choice]:
+    for (cols, rows), splits in C8_TILES.items():
+        for split in splits:
+            passes = 2 if rows > 64 and split > 1 else 1
+            sums = (2 * split - 1) * ceil(rows // passes / split) * (cols + 4) * 4
+            depth = 64 if rows > 32 else 128
+            stages = min((SMEM - 2048 - sums) // (2 * depth * (cols + rows)), 24)
+            groups = 2 if rows > 32 and cols > 64 else 1
+            yield choice(
+                "c8", tile=(cols, rows, depth), split=split, warpgroups=groups, passes=passes, stages=stages
+            )  # fmt: skip
+
+
+def _c8_fits(knobs: dict[str, Any], form: Form) -> bool:
+    """As `rungs.parts.limits` has it."""
+    cols, rows, _ = knobs["tile"]
+    return (form.a_major == "k" or rows % 64 == 0) and (form.b_major == "k" or cols // (1 + form.gated) % 64 == 0)
+
+
+C8_STEP = 86.56  # clocks a K step besides its multiplications
+C8_ARRIVING, C8_MEMORY = 124.0, 2536.0  # bytes a clock
+C8_WHOLE = 0.8407  # of that where all CTAs read the same columns of K at a time
+C8_TWO_LINES = 2.015, 0.8491  # times as long for bytes that lie so, on their way from L2 and from global memory
+C8_TILE, C8_MORE = 0.4665, 0.6377  # clocks of an epilogue; the part of it that is not hidden after the first tile
+C8_SUMS = {1: 0.0, 2: 393.0, 3: 665.0, 4: 343.0, 8: 310.0}  # clocks of the sums' way, by parts of K
+C8_RAMP = 1185.0  # clocks until all SMs are served
+C8_LAUNCH = 2.295  # microseconds
+
+
+def _c8_us(knobs: dict[str, Any], product: Product, sm_count: int) -> float:
+    (cols, rows, depth), split = knobs["tile"], knobs["split"]
+    m, n, k, l, form = product
+    resident = int(sm_count * USABLE.get(split, 1.0)) // split
     if not resident:
         return inf
     size, parts = bytes_of(form.dtype), 2 if form.gated else 1
-    down, across = ceil(m / (rows * cm)), ceil(n / (cols // parts * cn)) * l  # clusters' tiles
-    multiply = MULTIPLY * rows * cols / 32 + STEP
-    ways = lines(form.a_major, m, k, size), lines(form.b_major, n, k, size)
-    load = ROW * (rows / cn * ways[0] + cols / cm * ways[1])  # bytes that arrive at an SM
-
-    def step(clusters: int) -> float:
-        """Clocks of a K step of so many clusters at a time."""
-        high = min(down, knobs["raster"], clusters)
-        wide = min(across, ceil(clusters / high))
-        fresh = ROW * (high * min(rows * cm, m) + wide * min(cols * cn, n * parts))  # bytes that nobody has read yet
-        return max(multiply, load / L2_OF_ONE, load * clusters * cm * cn / L2_OF_ALL, fresh / MEMORY)
-
-    waves, rest = divmod(down * across, resident)
-    main = ceil(k * size / ROW) * (waves * step(resident) + (step(rest) if rest else 0.0))
-    shown = (waves + (rest > 0) if knobs["split"] else 1) * (EPILOGUE + EPILOGUE_ELEMENT * rows * cols)
-    compute = main + shown + CLUSTER * (cm * cn > 1)
-    return LAUNCH + max(compute, traffic(product) / 2523.0) / CLOCKS_A_US
+    bad = two_lines(form.a_major, m, k, size) or two_lines(form.b_major, n, k, size)
+    arriving, fresh = C8_TWO_LINES if bad else (1.0, 1.0)
+    tiles = Tiles(
+        ceil(m / rows), ceil(n / (cols // parts)) * l, ceil(ceil(k * size / ROW) / split),
+        knobs["stages"] * depth // 64, split, resident, ROW * (rows + cols) * arriving,
+        ROW * split * min(rows, m) * fresh, ROW * split * min(cols, n * parts) * fresh,
+    )  # fmt: skip
+    multiply = MULTIPLY * max(rows, 16) * cols / 32 + C8_STEP
+    memory = C8_MEMORY * (C8_WHOLE if split == 1 else 1.0)
+    main, waves = main_loops(tiles, inf, multiply, C8_ARRIVING, memory)
+    shown = (1 + (waves - 1) * C8_MORE) * (C8_TILE + EPILOGUE_ELEMENT * rows * cols + C8_SUMS[split])
+    ramp = C8_RAMP * min(1.0, tiles.down * tiles.across / resident)
+    return C8_LAUNCH + max(main + shown + ramp, traffic(product) / MEMORY_AT_ALL) / CLOCKS_A_US
 
 
 MODELS: dict[str, Model] = {
     "c7": Model(tuple(_c7_candidates()), _c7_fits, _c7_us),
+    "c8": Model(tuple(_c8_candidates()), _c8_fits, _c8_us),
     "b9": Model(unmeasured.B9, unmeasured.b9_fits, unmeasured.b9_us),
     "d5": Model(unmeasured.D5, unmeasured.d5_fits, unmeasured.d5_us),
 }
