@@ -7,7 +7,7 @@ no group hold what memory held there in torch (its result is `empty`), and 0 her
 # No `from __future__ import annotations`: torch reads the operators' schemas from the annotations.
 # ruff: noqa: UP045
 import functools
-import math
+from dataclasses import replace
 from typing import Any, Optional
 
 import numpy as np
@@ -19,7 +19,7 @@ from tensorladder.measure.dynamic import templates
 from tensorladder.ops import architecture, execute, fast, launch, on_virtual
 from tensorladder.ops.grouped_plan import GroupedPlan, choose, plan, rank
 from tensorladder.ops.inputs import TYPES, array, maybe, name_of, tensor
-from tensorladder.ops.launch import Compiled
+from tensorladder.ops.launch import Compiled, Launcher
 from tensorladder.ops.operator import SLOPES, VALUES
 from tensorladder.ops.plan import ALIGN
 from tensorladder.ops.product import matmul
@@ -28,6 +28,10 @@ from tensorladder.silicon import driver
 from tensorladder.silicon.pack import Array
 
 ARCH = "sm_90a"  # the only one with a kernel for groups
+# Among the calls that `fast` knows these are of a kind of their own: the ends stand where a residual would, whose
+# factor must not be zero then; no launch reads it.
+KIND, FACTORS = "groups", (1.0, 1.0)
+_SLOTS = {"offs": "residual"}
 
 
 def grouped_matmul(
@@ -60,6 +64,10 @@ def grouped_matmul(
     (G, N); for groups of rows, with any type of a; either may be left out. out_dtype: a's where it is not given, bf16
     for fp8. config: the kernel's knobs (`rungs.hopper.c9_grouped`). Devices, gradients and errors: as `matmul`.
     """
+    activation = activation or "none"
+    known = fast.call(a, b, None, bias, offs, scale_a, scale_b, KIND, activation, *FACTORS, out_dtype, False, config)
+    if known is not None:
+        return known
     named = {"a": a, "b": b, "offs": offs, "bias": bias, "scale_a": scale_a, "scale_b": scale_b}
     inputs: list[Any] = [tensor(name, one) for name, one in named.items()]
     a, b, offs, bias, scale_a, scale_b = inputs
@@ -82,17 +90,17 @@ def grouped_matmul(
             return grouped_matmul(b.mT, a.mT, offs, activation=activation, out_dtype=out_dtype, config=config).mT
         except UsageError as error:
             raise UsageError(f"groups of columns are rows of the transpose, a = b.mT by b = a.mT: {error}") from error
-    rest: list[Any] = [activation or "none", out_dtype]
+    rest: list[Any] = [*inputs, activation, out_dtype]
     if fast.eager(*inputs):  # torch's dispatcher has nothing to do
-        return compute(*inputs, *rest, config)
+        return compute(*rest, config=config)
     if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in inputs):
         for name, one in (("config", config), ("scale_a", scale_a), ("scale_b", scale_b)):
             if one is not None:
                 raise UsageError(f"{name}: has no gradients: leave it out, or call under torch.no_grad()")
     if config is not None:
-        return compute(*inputs, *rest, config)
+        return compute(*rest, config=config)
     direct = torch._C._are_functorch_transforms_active() or fast.plain(*inputs)
-    return Differentiated.apply(*inputs, *rest) if direct else operator(*inputs, *rest)
+    return Differentiated.apply(*rest) if direct else operator(*rest)
 
 
 def compute(
@@ -103,12 +111,10 @@ def compute(
     if (scale_a is None) != (scale_b is None):
         scale_a = _ones(1, a.device) if scale_a is None else scale_a
         scale_b = _ones(b.shape[-1], a.device) if scale_b is None else scale_b
-    every = {"a": a, "b": b, "offs": offs, "bias": bias, "scale_a": scale_a, "scale_b": scale_b}
-    given = {name: one for name, one in every.items() if one is not None}
-    key = (a.shape, b.shape, bias is None, scale_a is None, activation, out_dtype, config)
-    for launcher in _known.get(key, ()):
-        if launcher.fits(given):
-            return launcher.again(given)
+    slots = (a, b, None, bias, offs, scale_a, scale_b)
+    known = fast.call(*slots, KIND, activation, *FACTORS, out_dtype, False, config, inside=True)
+    if known is not None:
+        return known
     planned = plan(
         array("a", a), array("b", b), array("offs", offs), bias=maybe("bias", bias), scale_a=maybe("scale_a", scale_a),
         scale_b=maybe("scale_b", scale_b), activation=activation,
@@ -117,16 +123,11 @@ def compute(
     out = torch.empty(planned.shape, dtype=TYPES[planned.form.out], device=a.device)
     if not planned.operands:
         return _without_product(planned, out, offs, bias)
-    made = _run(planned, {**given, "out": out}, config)
-    if made is not None:
-        if len(_known) >= MOST:
-            _known.clear()
-        _known[key] = (made, *_known.get(key, ()))[:VARIANTS]
+    every = {"a": a, "b": b, "out": out, "offs": offs, "bias": bias, "scale_a": scale_a, "scale_b": scale_b}
+    launcher = _run(planned, {name: one for name, one in every.items() if one is not None}, config)
+    if launcher is not None:
+        fast.remember(slots, KIND, activation, (out_dtype, False, config), out.shape, out.dtype, launcher)
     return out
-
-
-MOST, VARIANTS = 1024, 8  # sets of extents and options that are remembered, and of each, strides, types and so on
-_known: dict[Any, tuple["Launcher", ...]] = {}
 
 
 @functools.lru_cache(maxsize=64)
@@ -149,7 +150,7 @@ def _without_product(planned: GroupedPlan, out: Tensor, offs: Tensor, bias: Tens
     return out.copy_(torch.where(inside, finished[group.clamp(max=planned.groups - 1)], 0))
 
 
-def _run(planned: GroupedPlan, given: dict[str, Tensor], config: Any) -> Optional["Launcher"]:
+def _run(planned: GroupedPlan, given: dict[str, Tensor], config: Any) -> Optional[Launcher]:
     """Multiply; on a GPU, gives what does so again."""
     if len({one.device for one in given.values()}) > 1:
         places = ", ".join(f"{name} on {one.device}" for name, one in given.items())
@@ -173,7 +174,7 @@ def config_for(planned: GroupedPlan, sm_count: int) -> Any:
     return execute.knobs(choose(planned, sm_count), sm_count)
 
 
-def _on_gpu(planned: GroupedPlan, given: dict[str, Tensor], config: Any) -> "Launcher":
+def _on_gpu(planned: GroupedPlan, given: dict[str, Tensor], config: Any) -> Launcher:
     """On torch's current stream; what launches such products again."""
     device = given["a"].get_device()
     have, sms = execute._properties(device)
@@ -185,45 +186,24 @@ def _on_gpu(planned: GroupedPlan, given: dict[str, Tensor], config: Any) -> "Lau
             kernel = execute.kernel(planned, rank(planned, sms), sms, ARCH)
         else:
             kernel = execute.compiled(planned.form, config)
-        launcher = Launcher(planned, kernel, given, device)
-        launcher(given)
+        launcher = _launcher(planned, kernel, given, device)
+        launcher(_call(given), *FACTORS)
     return launcher
 
 
-class Launcher:
-    """One product's launch on one GPU, wherever its tensors lie."""
-
-    def __init__(self, planned: GroupedPlan, kernel: Compiled, given: dict[str, Tensor], device: int) -> None:
-        self.shape, self.dtype, self._device = planned.shape, TYPES[planned.form.out], device
-        self._strides = tuple(math.prod(self.shape[axis + 1 :]) for axis in range(len(self.shape)))
-        self._names = [name for name, _ in planned.operands]
-        inputs = {name: one for name, one in given.items() if name != "out"}
-        self._check, self._low = fast.guard(list(inputs.values())), _low(inputs)
-        low = [given[name].data_ptr() % ALIGN if name in given else 0 for name in self._names]
-        (made,) = templates(kernel.program, arrays(planned), kernel.unread, low)
-        self._launch = launch.prepared(kernel.program, made, device).launch
-
-    def fits(self, given: dict[str, Tensor]) -> bool:
-        """Whether these are like the tensors that it was made for, and lie at addresses with the same last bits."""
-        return self._check(*given.values()) and _low(given) == self._low
-
-    def again(self, given: dict[str, Tensor]) -> Tensor:
-        """The result of a product with such tensors."""
-        if torch.cuda.device_count() > 1 and torch.cuda.current_device() != self._device:
-            with torch.cuda.device(self._device):
-                return self.again(given)
-        out = fast._empty(self.shape, self._strides, self.dtype)
-        self({**given, "out": out})
-        return out
-
-    def __call__(self, given: dict[str, Tensor]) -> None:
-        """Launch on the current stream of the GPU, which is the current one. given: the tensors by name."""
-        stream = fast._stream(self._device)  # type: ignore[misc]
-        self._launch(stream, [given[name].data_ptr() if name in given else 0 for name in self._names])
+def _launcher(planned: GroupedPlan, kernel: Compiled, given: dict[str, Tensor], device: int) -> Launcher:
+    """Such products' launch on the current GPU, which is `device`. given: with the result."""
+    names = [name for name, _ in planned.operands]
+    low = [given[name].data_ptr() % ALIGN if name in given else 0 for name in names]
+    (made,) = templates(kernel.program, arrays(planned), kernel.unread, low)
+    numbers = {name: number for number, name in enumerate(launch.order(_call(given)))}
+    places = tuple((at, numbers[_SLOTS.get(names[which], names[which])], more) for at, which, more in made.addresses)
+    return Launcher(device, [launch.prepared(kernel.program, replace(made, addresses=places), device)])
 
 
-def _low(given: dict[str, Tensor]) -> list[int]:
-    return [one.data_ptr() % ALIGN for one in given.values()]
+def _call(given: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A call's tensors by the names that launchers know."""
+    return {_SLOTS.get(name, name): one for name, one in given.items()}
 
 
 def arrays(planned: GroupedPlan) -> list[Array | None]:

@@ -70,6 +70,8 @@ def _each(work: Work, make: Callable[[Any, Call, Tensors], Run | None]) -> Rival
 
 
 def _cublas(torch: Any, call: Call, t: Tensors) -> Run | None:
+    if call.groups:
+        return None
     a, b, c = t["A"], t["B"].t(), t["C"]
     if call.name == "matmul":
         return lambda: torch.mm(a, b, out=c)
@@ -92,6 +94,8 @@ def _cublas_best(work: Work) -> Rival | None:
 
 def _cublaslt(torch: Any, call: Call, t: Tensors) -> Run | None:
     """cuBLASLt's own epilogues. Its gelu is the one by tanh, which is less work than ours by erf."""
+    if call.groups:
+        return None
     a, b, c = t["A"], t["B"].t(), t["C"]
     if call.bias and call.activation in ("gelu", "relu"):
         gelu = call.activation == "gelu"

@@ -273,7 +273,6 @@ def test_calls_on_a_gpu_plan_once(monkeypatch):
     """With the driver replaced: cold and warm calls are right wherever tensors lie; other strides are another plan."""
     monkeypatch.delenv("TENSORLADDER_DEVICE")
     gpu = silicon.install(monkeypatch)
-    monkeypatch.setattr(grouped, "_known", {})
     offs = OFFS["empty groups"]
     plans = []
     monkeypatch.setattr(grouped, "plan", lambda *given, **options: plans.append(given) or plan(*given, **options))
