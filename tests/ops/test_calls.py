@@ -219,6 +219,11 @@ def test_an_epilogue_is_measured_against_torch_in_all_its_ways(monkeypatch):
     assert found[1]["baseline_choice"] == "default" and not refused
 
 
+def test_grouped_products_have_torchs_own_beside_them(monkeypatch):
+    (found,), refused = records(monkeypatch, SMALL, ["grouped-8"], {"ours": 10.0, "torch": 12.0})
+    assert found["baseline"] == "torch" and found["ratio"] == 1.2 and refused == []
+
+
 def test_cublas_may_leave_rows_dense_where_they_are_padded(monkeypatch):
     monkeypatch.setattr(rivals, "fastest", lambda torch, candidates: list(candidates)[-1])
     odd = work("matmul", shape=(5, 13, 16))
