@@ -103,13 +103,19 @@ def _call(
     rest: list[Any] = [gated, activation, float(alpha), float(beta)]
     if config is not None or fast.eager(*inputs, out):
         everything: list[Any] = [*inputs, *rest, out_dtype, tune, config, out]
-        return operator.compute(*everything)
+        return (_outside_of_graphs if torch.compiler.is_compiling() else operator.compute)(*everything)
     if out is None:
         return operator.call(*inputs, *rest, out_dtype, tune)
     if out_dtype is not None and out_dtype != out.dtype:
         raise UsageError(f"out_dtype: {name_of(out_dtype)}, but out is {name_of(out.dtype)}: leave one of them out")
     operator.matmul_out(*inputs[:2], out, *inputs[2:], *rest, tune)
     return out
+
+
+@torch.compiler.disable
+def _outside_of_graphs(*everything: Any) -> Tensor:
+    """A call with a config, which no operator can carry: a compiled graph ends before it, and fullgraph says so."""
+    return operator.compute(*everything)
 
 
 def _check_gradients(given: dict[str, Any], out: Tensor | None, config: Any) -> None:

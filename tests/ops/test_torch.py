@@ -123,8 +123,10 @@ def test_one_graph_for_all_shapes(backend, train):
     """Forward and backward, compiled as a whole (fullgraph raises at a break) and once for all numbers of rows."""
     if backend == "inductor" and not (shutil.which("g++") or shutil.which("clang++")):
         pytest.skip("inductor wants a C++ compiler")
+    from torch._dynamo.testing import CompileCounterWithBackend
+
     torch._dynamo.reset()
-    block, counter = Block().requires_grad_(train), torch._dynamo.testing.CompileCounterWithBackend(backend)
+    block, counter = Block().requires_grad_(train), CompileCounterWithBackend(backend)
     compiled = torch.compile(block, backend=counter, fullgraph=True)
     for rows in (5, 8):
         x = normal(2, rows, 24)
@@ -150,6 +152,17 @@ def test_out_in_a_graph():
     ours, theirs = torch.zeros(8, 16), torch.zeros(8, 16)
     got = torch.compile(call, backend="aot_eager", fullgraph=True)(a, b, ours)
     assert torch.equal(got, call(a, b, theirs)) and torch.equal(ours, theirs)
+
+
+def test_a_config_ends_a_graph():
+    from tensorladder.rungs.hopper.c6_epilogue import EpilogueGemmConfig
+
+    config = EpilogueGemmConfig(tile=(64, 64, 64), warpgroups=1, stages=2, c_stages=1, sm_count=2)
+    call = lambda: tensorladder.matmul(A, B, config=config) + 1  # noqa: E731
+    assert torch.equal(torch.compile(call, backend="eager")(), call())
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="outside_of_graphs"):
+        torch.compile(call, backend="eager", fullgraph=True)()
 
 
 def test_transforms():
