@@ -263,13 +263,28 @@ def _leading(tensor: Tensor, dim: int | None, rank: int) -> Tensor:
 
 def call(*arguments: Any) -> Tensor:
     """`matmul`, in whatever way torch differentiates it here."""
-    direct = torch._C._are_functorch_transforms_active() or fast.plain(*arguments[:TENSORS])
-    return Differentiated.apply(*arguments) if direct else matmul(*arguments)
+    tensors = arguments[:TENSORS]
+    if fast.plain(*tensors):
+        wanted = torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in tensors)
+        return Direct.apply(*arguments) if wanted else compute(*arguments)
+    return Transformed.apply(*arguments) if torch._C._are_functorch_transforms_active() else matmul(*arguments)
 
 
-class Differentiated(torch.autograd.Function):
-    """`matmul` of the same parts for transforms of torch.func, which knows no operator of ours, and for plain tensors,
-    of which it costs less."""
+class Direct(torch.autograd.Function):
+    """`matmul` of the same parts for plain tensors, of which it costs less: no signature is looked at in each call."""
+
+    backward = staticmethod(_backward)
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Tensor:  # type: ignore[override]
+        """What the operator would do."""
+        made = compute(*arguments)
+        _save(ctx, arguments, made)
+        return made
+
+
+class Transformed(torch.autograd.Function):
+    """`matmul` of the same parts for transforms of torch.func, which knows no operator of ours."""
 
     setup_context = staticmethod(_save)
     backward = staticmethod(_backward)
@@ -277,5 +292,5 @@ class Differentiated(torch.autograd.Function):
 
     @staticmethod
     def forward(*arguments: Any) -> Tensor:
-        """The operator, or what it would do."""
-        return compute(*arguments) if fast.eager(*arguments[:TENSORS]) else matmul(*arguments)
+        """The operator itself."""
+        return matmul(*arguments)
