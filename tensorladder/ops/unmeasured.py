@@ -1,8 +1,9 @@
 """Models of kernels for GPUs that none of them has been timed on: which of their tiles has the least to do.
 
 A K step takes what its multiplications take at the tensor cores' peak or what its operands take to arrive from L2,
-whichever is longer, and a barrier's round; an SM does its tiles one after the other, each with an epilogue. The peaks
-are those of NVIDIA's papers on A100 and B200 (dense fp16, divided by SMs and clock), the rest orders of magnitude.
+whichever is longer, and a barrier's round; with warp MMA also what warps read from shared memory. An SM does its tiles
+one after the other, each with an epilogue. The peaks are those of NVIDIA's papers on A100 and B200 (dense fp16, divided
+by SMs and clock), the rest orders of magnitude.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from tensorladder.ops.kernels import Choice, Product, choice
 from tensorladder.rungs.parts.form import Form
 
 BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}  # of an element; all others have one
-BARRIERS = 64  # clocks a K step
+BARRIER = 32  # clocks a K step
+SMEM_BYTES_A_CLOCK = 128
 FIRST_TILE = 1500  # clocks until the first operands have come
 EPILOGUE_BYTES_A_CLOCK = 32
 
@@ -31,17 +33,19 @@ A100 = Rates(2048, 64, 1410)
 B200 = Rates(8192, 64, 1850)
 
 
-def _us(tile: tuple[int, int, int], ctas: int, rates: Rates, product: Product, sm_count: int) -> float:
-    """tile: of a cluster of so many CTAs, an SM each; K in 16-bit elements."""
+def _us(
+    tile: tuple[int, int, int], ctas: int, rates: Rates, product: Product, sm_count: int, reads: float = 0.0
+) -> float:
+    """tile: of a cluster of so many CTAs, an SM each; K in 16-bit elements. reads: bytes that warps read a K step."""
     (rows, cols, depth), (m, n, k, l, form) = tile, product
     size = BYTES.get(form.dtype, 1)
     tiles = ceil(m / rows) * ceil(n / (cols // (2 if form.gated else 1))) * l
     steps = ceil(k * size / (2 * depth))
-    multiply = 2 * rows * cols * depth / rates.flops / ctas
+    multiply = 2 * rows * cols * depth / rates.flops / ctas + reads / SMEM_BYTES_A_CLOCK
     load = 2 * (rows + cols) * depth / rates.l2_bytes / ctas
     store = BYTES.get(form.out, 1) * rows * cols / EPILOGUE_BYTES_A_CLOCK / ctas
     waves = ceil(tiles / max(sm_count // ctas, 1))
-    return (FIRST_TILE + waves * (steps * (max(multiply, load) + BARRIERS) + store)) / rates.mhz
+    return (FIRST_TILE + waves * (steps * (max(multiply, load) + BARRIER) + store)) / rates.mhz
 
 
 def _b9(tile: tuple[int, int, int], stages: int, warps: tuple[int, int] = (2, 2)) -> Choice:
@@ -68,7 +72,9 @@ def b9_fits(knobs: dict[str, Any], form: Form) -> bool:
 
 def b9_us(knobs: dict[str, Any], product: Product, sm_count: int) -> float:
     """Microseconds, on a GPU like an A100."""
-    return _us(knobs["tile"], 1, A100, product, sm_count)
+    rows, cols, depth = knobs["tile"]
+    reads = 2 * depth * (rows * knobs["warps_n"] + cols * knobs["warps_m"])  # each warp its part of A and of B
+    return _us(knobs["tile"], 1, A100, product, sm_count, reads)
 
 
 STAGES = {256: 6, 192: 6, 128: 8, 64: 9}  # that fit into shared memory, for columns of a tile

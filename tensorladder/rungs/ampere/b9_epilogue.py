@@ -5,7 +5,7 @@ Adds:
     - C = act(alpha p q A B^T + beta R + bias), p and q factors of rows and columns, or a gated product of two right
       operands. Accumulators go through shared memory once, in float32 and swizzled, where the stages have been: on the
       other side a thread has eight columns of a row. So R comes and C goes 16 bytes a thread in whole lines, where the
-      parent's pairs of columns are 4 bytes; no factor depends on the MMA's layout. Not timed on a GPU yet.
+      parent's pairs of columns are 4 bytes; no factor depends on the MMA's layout. Not timed on an Ampere GPU.
     - A gated product is one tile of B beside one of U, half as wide each: a warp then holds a column of both.
     - cp.async takes a source size and fills the rest of its 16 bytes with zeros. What lies outside costs an address,
       no branch, and K need not be a multiple of anything (pitches are of 16 bytes; those of C and R are not even that).
