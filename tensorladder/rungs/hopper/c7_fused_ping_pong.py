@@ -269,6 +269,7 @@ class FusedGemm:
                     consumer.advance(num_k_tiles)
             for tile in cutlass.range(first, num_tiles, step):
                 coord = cluster_tile(tile, tiles, self.raster, self.cluster, (cta_m, cta_n))
+                self.store.prefetch(mR, beta, coord, tidx % self.store.threads)
                 if cutlass.const_expr(self.turns):
                     if tile != cluster:
                         turn.arrive_and_wait()
@@ -286,11 +287,14 @@ class FusedGemm:
                     if tile + clusters < num_tiles:
                         other_turn.arrive()
                     consumer.advance(num_k_tiles)
+                operands, place = (mR, mV, mP, mQ), (coord, tidx % WARPGROUP, group)
+                ahead = None
+                if cutlass.const_expr(self.store.early):
+                    ahead = self.store.fetch(0, mC.shape[:2], *operands, beta, *place)
                 # The accumulator is complete, and the tile's last stage read.
                 warpgroup.wait_group(0)
                 released.release()
-                factors, place = (mP, mQ, alpha, beta), (tidx % WARPGROUP, warp % WARPS, group)
-                self.store(tma_C, mC, sC, tCrC, mR, mV, *factors, coord, *place)
+                self.store(tma_C, mC, sC, tCrC, ahead, *operands, alpha, beta, *place)
             # Shared memory belongs to the CTA only until it exits: wait until TMA has read it.
             if warp % WARPS == 0:
                 cute.arch.cp_async_bulk_wait_group(0, read=True)

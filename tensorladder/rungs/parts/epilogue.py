@@ -14,6 +14,7 @@ LOG2_TAIL = (
 )  # fmt: skip
 LOG2_E = 1.4426950408889634
 LARGEST = 3.4e38  # of float32, nearly
+LINE = 128  # bytes, of L2
 
 
 @cute.jit
@@ -91,82 +92,97 @@ def add(acc: cute.Tensor, src: cute.Tensor, coords: cute.Tensor, limit: cute.Sha
 
 
 @cute.jit
+def fetch(
+    src: cute.Tensor | None, extents: cutlass.Constexpr, thr_mma: cute.TiledMma, tiler: cutlass.Constexpr,
+    coord: cute.Coord, limit: cute.Shape, wanted: cutlass.Boolean, paired: cutlass.Constexpr,
+):
+    """What a thread needs of a matrix of C's shape for a chunk of `tiler` at `coord`: (2 columns, 2 rows, pairs).
+
+    extents: how many of these differ, 1 where an operand is the same along that mode. limit: C's (M, N). wanted: else
+    zeros, and `src` is not read. paired: read in pairs of columns; N is even then, and a pair aligned to its size.
+    None of None.
+
+    In a chunk that reaches past C's edge coordinates are moved to the edge: loads need no predicates, so that all are
+    on their way at once, and what comes of those outside is not stored.
+    """
+    if cutlass.const_expr(src is None):
+        return None
+    columns, rows, pairs = extents
+    strides = [0 if extent == 1 else step for extent, step in zip(extents, (1, columns, columns * rows))]
+    dst = cute.make_rmem_tensor(cute.make_layout((2, 2, tiler[1] // 8), stride=tuple(strides)), src.element_type)
+    dst.fill(0)
+    if wanted:
+        if (coord[0] + 1) * tiler[0] <= limit[0] and (coord[1] + 1) * tiler[1] <= limit[1]:
+            part = thr_mma.partition_C(cute.local_tile(src, tiler, coord))
+            for j in cutlass.range_constexpr(pairs):
+                for r in cutlass.range_constexpr(rows):
+                    if cutlass.const_expr(paired):
+                        dst[None, r, j].store(part[(None, r, j), 0, 0].load())
+                    else:
+                        for i in cutlass.range_constexpr(columns):
+                            dst[i, r, j] = part[(i, r, j), 0, 0]
+        else:
+            places = thr_mma.partition_C(cute.local_tile(cute.make_identity_tensor(limit), tiler, coord))
+            for j in cutlass.range_constexpr(pairs):
+                for r in cutlass.range_constexpr(rows):
+                    m, n = places[(0, r, j), 0, 0]
+                    m = cutlass.min(m, limit[0] - 1)
+                    if cutlass.const_expr(paired):
+                        pair = cute.local_tile(src, (1, 2), (m, cutlass.min(n, limit[1] - 2) // 2))
+                        dst[None, r, j].store(pair[0, None].load())
+                    else:
+                        for i in cutlass.range_constexpr(columns):
+                            dst[i, r, j] = src[m, cutlass.min(n + i, limit[1] - 1)]
+    return dst
+
+
+@cute.jit
 def complete(
-    acc: cute.Tensor, up: cute.Tensor | None, coords: cute.Tensor, limit: cute.Shape, mR: cute.Tensor | None,
-    mV: cute.Tensor | None, mP: cute.Tensor | None, mQ: cute.Tensor | None, alpha: cutlass.Float32,
-    beta: cutlass.Float32, activation: cutlass.Constexpr, paired: cutlass.Constexpr,
+    acc: cute.Tensor, up: cute.Tensor | None, tCrR: cute.Tensor | None, tCrV: cute.Tensor | None,
+    tCrP: cute.Tensor | None, tCrQ: cute.Tensor | None, alpha: cutlass.Float32, beta: cutlass.Float32,
+    activation: cutlass.Constexpr,
 ):
     """`Form`'s epilogue of a chunk of C, in place: act(alpha p q acc + beta R + V), or with `up` (gated)
     act(alpha p q acc) (alpha p q up) + beta R.
 
-    acc, up: ((2 columns, 2 rows, pairs), 1, 1) a thread, at `coords`. limit: C's (M, N). mR: (M, N). mV, mQ: (N,).
-    mP: (M,). paired: R and V are read in pairs of columns: N is even, and a pair aligned to its size.
-
-    Coordinates outside of C are moved to its edge, where reading is allowed: loads need no predicates, so that all are
-    on their way at once, and what comes of them is not stored.
+    acc, up: ((2 columns, 2 rows, pairs), 1, 1) a thread; the others as `fetch` gives them.
     """
-    _, rows, pairs = acc.shape[0]
-    last_m, last_n = limit[0] - 1, limit[1] - (2 if paired else 1)
-    # All that is read, before the first use of it.
-    tCrR = tCrV = tCrP = tCrQ = None
-    if cutlass.const_expr(mR is not None):
-        tCrR = cute.make_fragment_like(acc, mR.element_type)
-        tCrR.fill(0)
-        # beta = 0 leaves R unread, as BLAS does: it may hold NaN.
-        if beta != 0.0:
-            for j in cutlass.range_constexpr(pairs):
-                for r in cutlass.range_constexpr(rows):
-                    m = cutlass.min(coords[(0, r, j), 0, 0][0], last_m)
-                    read(tCrR[(None, r, j), 0, 0], mR[m, None], coords[(0, r, j), 0, 0][1], last_n, paired)
-    columns = cute.make_layout((2, pairs))
-    if cutlass.const_expr(mV is not None):
-        tCrV = cute.make_rmem_tensor(columns, mV.element_type)
-        for j in cutlass.range_constexpr(pairs):
-            read(tCrV[None, j], mV, coords[(0, 0, j), 0, 0][1], last_n, paired)
-    if cutlass.const_expr(mQ is not None):
-        tCrQ = cute.make_rmem_tensor(columns, mQ.element_type)
-        for j in cutlass.range_constexpr(pairs):
-            read(tCrQ[None, j], mQ, coords[(0, 0, j), 0, 0][1], limit[1] - 1, False)
-    if cutlass.const_expr(mP is not None):
-        tCrP = cute.make_rmem_tensor(cute.make_layout(rows), mP.element_type)
-        for r in cutlass.range_constexpr(rows):
-            tCrP[r] = mP[cutlass.min(coords[(0, r, 0), 0, 0][0], last_m)]
-
+    columns, rows, pairs = acc.shape[0]
     for j in cutlass.range_constexpr(pairs):
         for r in cutlass.range_constexpr(rows):
-            for i in cutlass.range_constexpr(2):
-                at = (i, r, j), 0, 0
-                factor = alpha
-                if cutlass.const_expr(mP is not None):
-                    factor = factor * tCrP[r]
-                if cutlass.const_expr(mQ is not None):
-                    factor = factor * tCrQ[i, j]
+            for i in cutlass.range_constexpr(columns):
+                at, factor = ((i, r, j), 0, 0), alpha
+                if cutlass.const_expr(tCrP is not None):
+                    factor = factor * tCrP[i, r, j]
+                if cutlass.const_expr(tCrQ is not None):
+                    factor = factor * tCrQ[i, r, j]
                 value, residual = acc[at] * factor, cutlass.Float32(0.0)
-                if cutlass.const_expr(mR is not None):
-                    residual = beta * tCrR[at].to(cutlass.Float32)
+                if cutlass.const_expr(tCrR is not None):
+                    residual = beta * tCrR[i, r, j].to(cutlass.Float32)
                 if cutlass.const_expr(up is not None):
                     value = value if activation is None else activation(value)
                     value = value * (up[at] * factor) + residual
                 else:
-                    if cutlass.const_expr(mR is not None):
+                    if cutlass.const_expr(tCrR is not None):
                         value = value + residual
-                    if cutlass.const_expr(mV is not None):
-                        value = value + tCrV[i, j].to(cutlass.Float32)
+                    if cutlass.const_expr(tCrV is not None):
+                        value = value + tCrV[i, r, j].to(cutlass.Float32)
                     value = value if activation is None else activation(value)
                 acc[at] = value
 
 
 @cute.jit
-def read(
-    dst: cute.Tensor, src: cute.Tensor, first: cutlass.Int32, last: cutlass.Int32, paired: cutlass.Constexpr
+def prefetch(
+    src: cute.Tensor, tiler: cutlass.Constexpr, coord: cute.Coord, thread: cutlass.Int32, threads: cutlass.Constexpr
 ):
-    """dst[0], dst[1] = src[first], src[first + 1]; none from past `last`, the place of the last pair (or element)."""
-    if cutlass.const_expr(paired):
-        pair = cute.local_tile(src, (2,), (cutlass.min(first, last) // 2,))
-        dst.store(pair.load())
-    else:
-        for i in cutlass.range_constexpr(2):
-            dst[i] = src[cutlass.min(first + i, last)]
+    """Ask for a tile of a row-major matrix to be brought into L2, line by line, all threads together."""
+    step = LINE // (src.element_type.width // 8)
+    lines = -(-tiler[1] // step)  # of a row
+    for i in cutlass.range_constexpr(cute.ceil_div(tiler[0] * lines, threads)):
+        line = i * threads + thread
+        at = coord[0] * tiler[0] + line // lines, coord[1] * tiler[1] + line % lines * step
+        if cute.elem_less(at, src.shape):
+            cute.arch.prefetch((src.iterator + cute.crd2idx(at, src.layout)).to_llvm_ptr(), cache_level="L2")
 
 
 @cute.jit

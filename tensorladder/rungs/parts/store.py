@@ -12,6 +12,7 @@ from tensorladder.rungs.parts.tensors import ELEMENT_TYPES
 from tensorladder.rungs.parts.wgmma import mma_op, tma_partition
 
 WARPGROUP = 128  # threads
+LANES = 32
 
 
 class TileStore:
@@ -26,72 +27,119 @@ class TileStore:
         self.tma = form.c_tma
         self.activation = epilogue.ACTIVATIONS[form.activation]
         self.parts = 2 if form.gated else 1
-        self.halves = halves
+        self.tile, self.halves = tile, halves
+        self.threads = WARPGROUP * halves[0] * halves[1]
+        # With more accumulators a thread has no registers left for what the next chunk needs.
+        self.early = tile[0] * tile[1] * self.parts // self.threads <= 160
         self.stages = stages
         columns = tile[1] // halves[1]
         self.chunk = (limits.CHUNK_ROWS, limits.chunk_bytes(form, columns) * 8 // self.dtype.width)
-        # of a warpgroup's part
+        # of a warpgroup's part of the tile
         self.chunks = (tile[0] // halves[0] // self.chunk[0], columns // self.chunk[1])
 
     @cute.jit
-    def __call__(
-        self, tma_C: cute.CopyAtom | None, mC: cute.Tensor, sC: cute.Tensor, tCrC: cute.Tensor, mR: cute.Tensor | None,
-        mV: cute.Tensor | None, mP: cute.Tensor | None, mQ: cute.Tensor | None, alpha: cutlass.Float32,
-        beta: cutlass.Float32, coord: cute.Coord, thread: cutlass.Int32, warp: cutlass.Int32, group: cutlass.Int32,
-    ):
-        """The tile at `coord` (m, n, l): registers, finished -> smem -> gmem. thread, warp: in the warpgroup."""
-        together = NamedBarrier(barrier_id=1 + group, num_threads=WARPGROUP)
-        limit, (rows, cols), (m, n, l) = mC.shape[:2], self.chunks, coord
+    def prefetch(self, mR: cute.Tensor | None, beta: cutlass.Float32, coord: cute.Coord, thread: cutlass.Int32):
+        """Ask for the residual of the tile at `coord` (m, n, l). thread: of all that have the tile."""
         if cutlass.const_expr(mR is not None):
-            mR = mR[None, None, l]
+            if beta != 0.0:
+                m, n, l = coord
+                epilogue.prefetch(mR[None, None, l], self.tile, (m, n), thread, self.threads)
+
+    @cute.jit
+    def place(self, number: cutlass.Constexpr, coord: cute.Coord, group: cutlass.Int32):
+        """(m, n) of a warpgroup's chunk by its number in its part of the tile at `coord`."""
+        rows, cols = self.chunks
+        below, beside = (group if half == 2 else 0 for half in self.halves)
+        m = (coord[0] * rows + number // cols) * self.halves[0] + below
+        return m, (coord[1] * self.halves[1] + beside) * cols + number % cols
+
+    @cute.jit
+    def fetch(
+        self, number: cutlass.Constexpr, limit: cute.Shape, mR: cute.Tensor | None, mV: cute.Tensor | None,
+        mP: cute.Tensor | None, mQ: cute.Tensor | None, beta: cutlass.Float32, coord: cute.Coord,
+        thread: cutlass.Int32, group: cutlass.Int32,
+    ):
+        """What `complete` needs for a chunk besides accumulators, on its way to registers. limit: C's (M, N)."""
+        thr_mma, at, pairs = self.chunk_mma().get_slice(thread), self.place(number, coord, group), self.chunk[1] // 8
+        if cutlass.const_expr(mR is not None):
+            mR = mR[None, None, coord[2]]
+        # As matrices of C's shape: every row is the bias or q, every column p.
+        if cutlass.const_expr(mV is not None):
+            mV = cute.make_tensor(mV.iterator, cute.make_layout(limit, stride=(0, 1)))
+        if cutlass.const_expr(mP is not None):
+            mP = cute.make_tensor(mP.iterator, cute.make_layout(limit, stride=(mP.stride[0], 0)))
+            mQ = cute.make_tensor(mQ.iterator, cute.make_layout(limit, stride=(0, mQ.stride[0])))
+        always, where = cutlass.Boolean(True), (thr_mma, self.chunk, at, limit)
+        return (
+            # beta = 0 leaves R unread, as BLAS does: it may hold NaN.
+            epilogue.fetch(mR, (2, 2, pairs), *where, beta != 0.0, self.tma),
+            epilogue.fetch(mV, (2, 1, pairs), *where, always, self.tma),
+            epilogue.fetch(mP, (1, 2, 1), *where, always, False),
+            epilogue.fetch(mQ, (2, 1, pairs), *where, always, False),
+        )
+
+    @cute.jit
+    def __call__(
+        self, tma_C: cute.CopyAtom | None, mC: cute.Tensor, sC: cute.Tensor, tCrC: cute.Tensor, ahead: tuple | None,
+        mR: cute.Tensor | None, mV: cute.Tensor | None, mP: cute.Tensor | None, mQ: cute.Tensor | None,
+        alpha: cutlass.Float32, beta: cutlass.Float32, coord: cute.Coord, thread: cutlass.Int32, group: cutlass.Int32,
+    ):
+        """The tile at `coord` (m, n, l): registers, finished -> smem -> gmem. thread: in the warpgroup.
+
+        ahead: what `fetch` gave for chunk 0, if `early`; the next chunk's is on its way while one is finished, then.
+        """
+        l, limit, warp = coord[2], mC.shape[:2], cute.arch.make_warp_uniform(thread // LANES)
+        together = NamedBarrier(barrier_id=1 + group, num_threads=WARPGROUP)
         if cutlass.const_expr(self.tma):
             tCsC, tCgC = tma_partition(tma_C, sC, cute.local_tile(mC, self.chunk, (None, None, None)), 0, 1)
-        # The accumulator of a narrow WGMMA is laid out as any of a wider one's columns, as many.
-        chunk_mma = cute.make_tiled_mma(mma_op(cutlass.Float16, self.chunk[1]))
         if cutlass.const_expr(self.dtype.width == 16):
             atom_r2s = cute.make_copy_atom(cute.nvgpu.warp.StMatrix8x8x16bOp(False, 4), self.dtype)
         else:
             atom_r2s = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), self.dtype, num_bits_per_copy=64)
+        chunk_mma = self.chunk_mma()
         thr_r2s = cute.make_tiled_copy_C(atom_r2s, chunk_mma).get_slice(thread)
-        thr_mma = chunk_mma.get_slice(thread)
-        tCrF = chunk_mma.make_fragment_C(thr_mma.partition_shape_C(self.chunk))
+        tCrF = chunk_mma.make_fragment_C(chunk_mma.get_slice(thread).partition_shape_C(self.chunk))
         tCrG = cute.make_fragment_like(tCrF) if self.parts == 2 else None
         tCrD = cute.make_fragment_like(tCrF, self.dtype)
 
-        size = cute.size(tCrF)
-        below, beside = (group if half == 2 else 0 for half in self.halves)
-        for row in cutlass.range_constexpr(rows):
-            for col in cutlass.range_constexpr(cols):
-                number = row * cols + col
-                buffer = group * self.stages + number % self.stages
-                for i in cutlass.range_constexpr(size):
-                    tCrF[i] = tCrC[(row * self.parts * cols + col) * size + i]
-                    if cutlass.const_expr(self.parts == 2):
-                        tCrG[i] = tCrC[((row * self.parts + 1) * cols + col) * size + i]
-                chunk_m = (m * rows + row) * self.halves[0] + below
-                chunk_n = (n * self.halves[1] + beside) * cols + col
-                plane = cute.local_tile(cute.make_identity_tensor(limit), self.chunk, (chunk_m, chunk_n))
-                factors, how = (mP, mQ, alpha, beta), (self.activation, self.tma)
-                epilogue.complete(tCrF, tCrG, thr_mma.partition_C(plane), limit, mR, mV, *factors, *how)
-                tCrD.store(tCrF.load().to(self.dtype))
+        (rows, cols), size = self.chunks, cute.size(tCrF)
+        for number in cutlass.range_constexpr(rows * cols):
+            row, col = number // cols, number % cols
+            given, operands = ahead, (limit, mR, mV, mP, mQ, beta, coord, thread, group)
+            if cutlass.const_expr(not self.early):
+                given = self.fetch(number, *operands)
+            elif cutlass.const_expr(number + 1 < rows * cols):
+                ahead = self.fetch(number + 1, *operands)
+            for i in cutlass.range_constexpr(size):
+                tCrF[i] = tCrC[(row * self.parts * cols + col) * size + i]
+                if cutlass.const_expr(self.parts == 2):
+                    tCrG[i] = tCrC[((row * self.parts + 1) * cols + col) * size + i]
+            epilogue.complete(tCrF, tCrG, *given, alpha, beta, self.activation)
+            tCrD.store(tCrF.load().to(self.dtype))
 
-                # The buffer is free once the store from it, `stages` chunks ago, has read it; the first chunk of a tile
-                # waits for all of the tile before, whose buffers it takes in another order.
+            # The buffer is free once the store from it, `stages` chunks ago, has read it; the first chunk of a tile
+            # waits for all of the tile before, whose buffers it takes in another order.
+            buffer = group * self.stages + number % self.stages
+            if warp == 0:
+                cute.arch.cp_async_bulk_wait_group(self.stages - 1 if number else 0, read=True)
+            together.arrive_and_wait()
+            cute.copy(atom_r2s, thr_r2s.retile(tCrD), thr_r2s.partition_D(sC[None, None, buffer]))
+
+            # Each writer's fence, then the barrier, then the store: the other way round TMA could read stale bytes.
+            if cutlass.const_expr(self.tma):
+                cute.arch.fence_proxy("async.shared", space="cta")
+            together.arrive_and_wait()
+            chunk_m, chunk_n = self.place(number, coord, group)
+            if cutlass.const_expr(self.tma):
                 if warp == 0:
-                    cute.arch.cp_async_bulk_wait_group(self.stages - 1 if number else 0, read=True)
-                together.arrive_and_wait()
-                cute.copy(atom_r2s, thr_r2s.retile(tCrD), thr_r2s.partition_D(sC[None, None, buffer]))
+                    # Chunks outside of C are left out: a mode of one chunk would take any number for its first.
+                    if chunk_m < cute.size(tCgC, mode=[1]) and chunk_n < cute.size(tCgC, mode=[2]):
+                        cute.copy(tma_C, tCsC[None, buffer], tCgC[None, chunk_m, chunk_n, l])
+                    cute.arch.cp_async_bulk_commit_group()
+            else:
+                first = chunk_m * self.chunk[0], chunk_n * self.chunk[1]
+                epilogue.store_plain(sC[None, None, buffer], mC[None, None, l], first, thread, WARPGROUP)
 
-                # Each writer's fence, then the barrier, then the store: the other way round TMA could read stale bytes.
-                if cutlass.const_expr(self.tma):
-                    cute.arch.fence_proxy("async.shared", space="cta")
-                together.arrive_and_wait()
-                if cutlass.const_expr(self.tma):
-                    if warp == 0:
-                        # Chunks outside of C are left out: a mode of one chunk would take any number for its first.
-                        if chunk_m < cute.size(tCgC, mode=[1]) and chunk_n < cute.size(tCgC, mode=[2]):
-                            cute.copy(tma_C, tCsC[None, buffer], tCgC[None, chunk_m, chunk_n, l])
-                        cute.arch.cp_async_bulk_commit_group()
-                else:
-                    first = chunk_m * self.chunk[0], chunk_n * self.chunk[1]
-                    epilogue.store_plain(sC[None, None, buffer], mC[None, None, l], first, thread, WARPGROUP)
+    def chunk_mma(self):
+        """How a chunk lies in registers: as the accumulator of a WGMMA as narrow, and any of a wider one's columns."""
+        return cute.make_tiled_mma(mma_op(cutlass.Float16, self.chunk[1]))
