@@ -152,8 +152,15 @@ def summary(kept: Kept) -> str:
     for stem, (host, records) in of(kept, "ladder").items():
         gpu = stem.removeprefix("ladder")
         lines += [*ladder(stem, host, records, kept.get(f"published{gpu}", ({}, []))[1]), ""]
-    lines += [*means(kept), "", *sanitizer(kept)]
+    lines += [*means(kept), "", *overhead(kept), "", *sanitizer(kept)]
     return "\n".join(lines).strip()
+
+
+def overhead(kept: Kept) -> Iterator[str]:
+    """What a warm call costs the host, in a sentence a GPU."""
+    for host, records in of(kept, "overhead").values():
+        times = [f"`{one['call'].rstrip(':')}` {one['us']:.1f}" for one in records if "us" in one]
+        yield f"Microseconds of the host, a warm call ({host['gpu']}'s; `benchmarks.overhead`): {', '.join(times)}."
 
 
 def sanitizer(kept: Kept) -> Iterator[str]:

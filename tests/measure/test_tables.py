@@ -67,3 +67,9 @@ def test_what_the_sanitizer_found_is_a_sentence():
     bad = {**clean, "ok": False, "message": "Invalid read"}
     kept = {"sanitizer-h200": ({**HOST, "suite": "sanitizer"}, [bad])}
     assert "b5, memcheck: Invalid read" in tables.summary(kept)
+
+
+def test_what_a_call_costs_the_host_is_a_sentence():
+    rows = [{"call": "import", "ms": 900.0}, {"call": "matmul", "us": 7.94}, {"call": "torch.mm", "us": 16.0}]
+    shown = tables.summary({"overhead-h200": ({**HOST, "suite": "overhead"}, rows)})
+    assert "`matmul` 7.9, `torch.mm` 16.0." in shown and "import" not in shown
