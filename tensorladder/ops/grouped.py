@@ -57,12 +57,13 @@ def grouped_matmul(
     - a (G, M, K) by b (K, T): groups of columns. (M, T), with M contiguous.
     - a (G, M, K) by b (G, K, N): a batch, with no offs. As `matmul` does it.
 
-    a, b: fp16 or bf16, either extent contiguous, or fp8 (float8_e4m3fn) with K contiguous; the other strides and
-    addresses are multiples of 16 bytes. The last extent of what the kernel stores (N; M for groups of columns) is a
-    multiple of 8. bias: (N,), or (G, N) with a row a group; not for groups of columns. activation: None, "relu",
-    "gelu" (by erf) or "silu". scale_a: fp32, one factor or one a row of a, (T,), scale_b: one a column of b, (N,) or
-    (G, N); for groups of rows, with any type of a; either may be left out. out_dtype: a's where it is not given, bf16
-    for fp8. config: the kernel's knobs (`rungs.hopper.c9_grouped`). Devices, gradients and errors: as `matmul`.
+    a, b: fp16 or bf16, either extent contiguous, or fp8 (float8_e4m3fn, float8_e5m2) with K contiguous; the other
+    strides and addresses are multiples of 16 bytes. The last extent of what the kernel stores (N; M for groups of
+    columns) is a multiple of 8. bias: (N,), or (G, N) with a row a group; not for groups of columns. activation: None,
+    "relu", "gelu" (by erf) or "silu". scale_a: fp32, one factor or one a row of a, (T,), scale_b: one a column of b,
+    (N,) or (G, N); for groups of rows, with any type of a; either may be left out. out_dtype: a's where it is not
+    given, bf16 for fp8. config: the kernel's knobs (`rungs.hopper.c9_grouped`). Devices, gradients and errors: as
+    `matmul`.
     """
     activation = activation or "none"
     known = fast.call(a, b, None, bias, offs, scale_a, scale_b, KIND, activation, *FACTORS, out_dtype, False, config)
@@ -91,14 +92,15 @@ def grouped_matmul(
         except UsageError as error:
             raise UsageError(f"groups of columns are rows of the transpose, a = b.mT by b = a.mT: {error}") from error
     rest: list[Any] = [*inputs, activation, out_dtype]
+    everything: list[Any] = [*rest, config]
     if fast.eager(*inputs):  # torch's dispatcher has nothing to do
-        return compute(*rest, config=config)
+        return compute(*everything)
     if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in inputs):
         for name, one in (("config", config), ("scale_a", scale_a), ("scale_b", scale_b)):
             if one is not None:
                 raise UsageError(f"{name}: has no gradients: leave it out, or call under torch.no_grad()")
     if config is not None:
-        return compute(*rest, config=config)
+        return compute(*everything)
     direct = torch._C._are_functorch_transforms_active() or fast.plain(*inputs)
     return Differentiated.apply(*rest) if direct else operator(*rest)
 

@@ -16,6 +16,7 @@ from tensorladder.ops.plan import (
     ACTIVATIONS,
     ALIGN,
     DEFAULT_OUTPUT,
+    FP8,
     MOST,
     OUTPUTS,
     PITCH,
@@ -26,7 +27,7 @@ from tensorladder.ops.plan import (
 )
 from tensorladder.rungs.parts.form import Form
 
-INPUTS = ("fp16", "bf16", "e4m3")
+INPUTS = ("fp16", "bf16", *FP8)
 GROUPS = 1 << 16  # more make sums of tiles that 32 bits may not hold
 
 

@@ -24,7 +24,7 @@ from tests.ops import silicon
 
 BF16 = torch.bfloat16
 ROUNDING = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-22}
-ACTIVATIONS = {"none": lambda x: x, "relu": torch.relu, "silu": torch.nn.functional.silu}
+ACTIVATIONS = {"none": lambda x: x, "silu": torch.nn.functional.silu}
 
 
 @pytest.fixture(autouse=True)
@@ -95,23 +95,22 @@ def test_groups_of_k(offs):
 def test_groups_of_columns():
     offs = OFFS["empty groups"]
     a, b = normal(4, 24, 72), normal(72, 64)
-    got = tensorladder.grouped_matmul(a, b, offs, activation="relu")
-    assert got.shape == (24, 64) and close(got[:, :60], torch.relu(exact(a, b, offs))) and not got[:, 60:].any()
+    got = tensorladder.grouped_matmul(a, b, offs)
+    assert got.shape == (24, 64) and close(got[:, :60], exact(a, b, offs)) and not got[:, 60:].any()
 
 
-@pytest.mark.parametrize("activation", ["none", "silu"])
 @pytest.mark.parametrize("rows", [1, 4, None])
-def test_bias(rows, activation):
+def test_bias(rows):
     offs = OFFS["empty groups"]
     a, b = normal(67, 72), normal(4, 136, 72).mT
     bias = normal(136) if rows is None else normal(rows, 136)
-    got = tensorladder.grouped_matmul(a, b, offs, bias=bias, activation=activation, out_dtype=torch.float32)
-    assert close(got[:60], ACTIVATIONS[activation](exact(a, b, offs, bias))) and not got[60:].any()
+    got = tensorladder.grouped_matmul(a, b, offs, bias=bias, activation="silu", out_dtype=torch.float32)
+    assert close(got[:60], ACTIVATIONS["silu"](exact(a, b, offs, bias))) and not got[60:].any()
 
 
 @pytest.mark.parametrize("scales", ["both", "a", "one and b"])
 def test_fp8_and_scales(scales):
-    offs, fp8 = OFFS["empty groups"], torch.float8_e4m3fn
+    offs, fp8 = OFFS["empty groups"], torch.float8_e5m2 if scales == "a" else torch.float8_e4m3fn
     a, b = torch.randn(67, 80).to(fp8), torch.randn(4, 136, 80).to(fp8).mT
     p = torch.tensor(0.25) if scales == "one and b" else torch.rand(67) + 0.5
     q = None if scales == "a" else torch.rand(4, 136) + 0.5
@@ -135,7 +134,7 @@ def test_nothing_to_multiply(t, k, n):
 CASES = {"rows": ((64, 24), (4, 24, 16)), "k": ((24, 64), (64, 16)), "columns": ((4, 24, 16), (16, 64))}
 
 
-@pytest.mark.parametrize(("case", "activation"), [("rows", "silu"), ("k", "relu"), ("columns", "none")])
+@pytest.mark.parametrize(("case", "activation"), [("rows", "silu"), ("k", "none"), ("columns", "none")])
 def test_gradients(case, activation):
     offs, biased = ends(0, 37, 37, 64), case != "columns"
     made = [normal(*shape) for shape in CASES[case]] + [normal(4, 16, dtype=torch.float32)] * biased
@@ -169,7 +168,7 @@ def test_torch_checks_the_operator():
 
 def test_one_graph():
     def experts(x, up, down, offs):
-        hidden = tensorladder.grouped_matmul(x, up, offs, activation="silu")
+        hidden = tensorladder.grouped_matmul(x, up, offs)
         return tensorladder.grouped_matmul(hidden, down, offs)
 
     arguments = normal(20, 24), normal(2, 24, 16), normal(2, 16, 24), ends(3, 20)

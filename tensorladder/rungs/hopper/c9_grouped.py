@@ -13,6 +13,8 @@ Adds:
     - Ragged K: what a stage has of the next group would be added, so consumers clear it (both operands: it may hold
       NaN) before they multiply, with a proxy fence, as WGMMA reads shared memory through another proxy.
     - How many K tiles the other warpgroup's tile has, ping-pong asks for each: groups of K differ.
+    On an H200 1.27 to 1.37 times as fast as torch._grouped_mm in the mean of five layers, with 8, 32 and 128 experts
+    (`benchmarks/results/grouped-h200.jsonl`).
 
 Warp roles:
     | warps    | role, in each CTA                                                                      |
