@@ -85,7 +85,7 @@ def _halves(product: Product) -> bool:
     return product.form.dtype in ("fp16", "bf16")
 
 
-FEW = 256  # rows of A that c8 is for, at most
+FEW = 128  # rows of A that c8 is for, at most
 WARP_MMA = ("sm_80", "sm_120")  # have no other tensor core instructions that a kernel here uses
 
 KERNELS: dict[str, Kernel] = {

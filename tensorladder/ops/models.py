@@ -102,7 +102,10 @@ C7_TILES = {
         ((64, 160), 1, 2), ((64, 160), 1, 1), ((64, 128), 2, 1), ((64, 128), 1, 1), ((64, 96), 1, 2), ((64, 64), 1, 2),
         ((64, 64), 1, 1),
     ],
-    "m": [((256, 160), 2, 1), ((256, 160), 1, 2), ((128, 256), 2, 1), ((128, 256), 1, 1), ((128, 224), 2, 1)],
+    "m": [
+        ((256, 160), 2, 1), ((256, 160), 1, 2), ((128, 256), 4, 1), ((128, 256), 2, 1), ((128, 256), 1, 1),
+        ((128, 224), 2, 1), ((128, 96), 2, 1),
+    ],
 }  # fmt: skip
 
 
@@ -150,16 +153,19 @@ def _c7_us(knobs: dict[str, Any], product: Product, sm_count: int) -> float:
     (rows, cols, _), cm, cn = knobs["tile"], knobs["cluster_m"], knobs["cluster_n"]
     m, n, k, l, form = product
     ctas = cm * cn
-    if sm_count < ctas:
+    resident = int(sm_count * USABLE.get(ctas, 1.0)) // ctas
+    if not resident:
         return inf
     size, parts = bytes_of(form.dtype), 2 if form.gated else 1
     a = C7_TWO_LINES if two_lines(form.a_major, m, k, size) else 1.0
     b = C7_TWO_LINES if two_lines(form.b_major, n, k, size) else 1.0
     tiles = Tiles(
         ceil(m / (rows * cm)), ceil(n / (cols // parts * cn)) * l, ceil(k * size / ROW), knobs["stages"], ctas,
-        sm_count // ctas, ROW * (rows / cn * a + cols / cm * b), ROW * min(rows * cm, m),
+        resident, ROW * (rows / cn * a + cols / cm * b), ROW * min(rows * cm, m),
         ROW * min(cols * cn, n * parts),
     )  # fmt: skip
+    if ctas in USABLE and tiles.down * tiles.across > resident:
+        return inf  # what finds no room waits for all that the others do
     multiply = MULTIPLY * rows * cols / 32 + C7_STEP
     main, waves = main_loops(tiles, knobs["raster"], multiply, C7_ARRIVING, C7_MEMORY)
     shown = (waves if knobs["split"] else 1) * (C7_TILE + EPILOGUE_ELEMENT * rows * cols)
