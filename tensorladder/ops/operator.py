@@ -94,14 +94,22 @@ def _without_product(planned: Plan, out: Tensor, bias: Tensor | None, residual: 
     return out.copy_(VALUES[planned.form.activation](total))
 
 
-@torch.library.custom_op("tensorladder::matmul", mutates_args=())
-def matmul(
+def _computed(
     a: Tensor, b: Tensor, bias: Optional[Tensor], residual: Optional[Tensor], scale_a: Optional[Tensor],
     scale_b: Optional[Tensor], gated: str, activation: str, alpha: float, beta: float,
     out_dtype: Optional[torch.dtype], tune: bool,
 ) -> Tensor:  # fmt: skip
     """`compute` as an operator: traced, differentiated and batched by torch."""
     return compute(a, b, bias, residual, scale_a, scale_b, gated, activation, alpha, beta, out_dtype, tune)
+
+
+matmul = torch.library.custom_op("tensorladder::matmul", mutates_args=())(_computed)
+
+# Where no gradients are wanted, as in a compiled model at inference: torch calls nothing of ours for them.
+_library = torch.library.Library("tensorladder", "FRAGMENT")
+_schema = torch.library.infer_schema(_computed, mutates_args=())
+_library.define(f"product{_schema}", tags=tuple(torch.ops.tensorladder.matmul.default.tags))
+_library.impl("product", _computed, "CompositeExplicitAutograd")
 
 
 @torch.library.custom_op("tensorladder::matmul_out", mutates_args={"out"})
@@ -121,6 +129,9 @@ def _fake(
     columns = b.shape[-1] // 2 if gated else b.shape[-1]
     default = torch.bfloat16 if a.dtype.itemsize == 1 else a.dtype
     return a.new_empty((*lead, a.shape[-2], columns), dtype=out_dtype or default)
+
+
+torch.library.register_fake("tensorladder::product", _fake, lib=_library)
 
 
 @matmul_out.register_fake
@@ -264,10 +275,14 @@ def _leading(tensor: Tensor, dim: int | None, rank: int) -> Tensor:
 def call(*arguments: Any) -> Tensor:
     """`matmul`, in whatever way torch differentiates it here."""
     tensors = arguments[:TENSORS]
+    wanted = torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in tensors)
     if fast.plain(*tensors):
-        wanted = torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in tensors)
         return Direct.apply(*arguments) if wanted else compute(*arguments)
-    return Transformed.apply(*arguments) if torch._C._are_functorch_transforms_active() else matmul(*arguments)
+    if torch._C._are_functorch_transforms_active():
+        return Transformed.apply(*arguments)
+    if torch.compiler.is_compiling() and not wanted:
+        return torch.ops.tensorladder.product(*arguments)
+    return matmul(*arguments)
 
 
 class Direct(torch.autograd.Function):

@@ -328,3 +328,20 @@ def test_launchers_take_what_plans_name():
 def test_ops_are_looked_up_once():
     found = tensorladder.matmul
     assert vars(tensorladder)["matmul"] is found
+
+
+def test_a_compiled_model_calls_an_operator_without_gradients_where_none_are_wanted(gpu):
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append({str(node.target) for node in graph.graph.nodes})
+        return graph.forward
+
+    layer = torch.compile(lambda x, w: tensorladder.matmul(x, w.t()), backend=backend, fullgraph=True)
+    a, w = normal(8, 64), torch.nn.Parameter(normal(64, 64))
+    with torch.no_grad():
+        assert close(layer(a, w), a.double() @ w.double().t())
+    layer(a, w).sum().backward()
+    assert w.grad is not None
+    for named, graph in zip(("product", "matmul"), graphs, strict=True):
+        assert any(f"tensorladder.{named}" in target for target in graph)
