@@ -92,6 +92,8 @@ def test_linear_refuses_what_it_cannot_take():
 
 
 def test_torch_checks_the_operators():
+    from tensorladder.ops import operator  # noqa: F401 (defines them)
+
     op, out = torch.ops.tensorladder.matmul.default, torch.ops.tensorladder.matmul_out.default
     a, b = normal(2, 8, 24), normal(2, 24, 16)
     residual, bias = normal(2, 8, 16), normal(16)
