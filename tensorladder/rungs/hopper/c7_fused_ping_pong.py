@@ -9,6 +9,8 @@ Adds:
       accumulators of one thread then, and nothing is exchanged. C's tile is half as wide.
     - A tile is a multiple of 32 columns wide, so that tiles can be found that fill the last wave: C goes out in chunks
       of 64 columns where they divide the tile, else of 32, which have a narrower swizzle.
+    - What an epilogue reads it reads early: a tile's residual is sent for to L2 when the tile begins, and the operands
+      of a chunk of C go to registers while the chunk before is finished. Only a launch's last tiles show an epilogue.
     - Rows of C that TMA cannot store (an odd N) leave shared memory by plain stores.
     - Both warpgroups can also share a tile, as in c4: tiles of 256 x 128 read less of A and B for each multiplication,
       which counts where L2 is what limits (pitches of A or B that are no multiple of 128 bytes, so that each row of a
@@ -20,13 +22,13 @@ Adds:
 Warp roles:
     | warps    | role, in each CTA                                                                      |
     |----------|----------------------------------------------------------------------------------------|
-    | 0-3, 4-7 | consumers, a warpgroup a tile: multiply, finish and store 128 x 128 of C               |
+    | 0-3, 4-7 | consumers, a tile or a half each: multiply, finish and store 128 x 128 of C            |
     | 8        | producer: asks TMA for its parts of A and B, as far ahead as stages are free           |
     | 9-11     | nothing, their registers go to the consumers                                           |
 
 Budget:
     SMEM: as the parent, 225 KB of 227. Registers: 128 accumulators, 32 of the chunk in work with up to 16 packed ones,
-    and R's pairs, in at most 232 a consumer thread. No TMEM.
+    and twice what it reads, in at most 232 a consumer thread. No TMEM.
 
 Run:
     tensorladder run c7-fused-ping-pong --shape 512,512,256
