@@ -12,12 +12,12 @@ from tensorladder.silicon.disassemble import sass as disassemble
 
 
 def source(info: RungInfo) -> str:
-    """The rung's file as it is."""
-    return info.path.read_text(encoding="utf-8")
+    """The rung's file as it is, and below it that of its kernel where it has one."""
+    return "\n".join(path.read_text(encoding="utf-8") for path in info.files)
 
 
 def diff(info: RungInfo, context: int = 3) -> str:
-    """A unified diff from the parent's file to this rung's. UsageError for a rung with no parent."""
+    """A unified diff from the parent's source to this rung's. UsageError for a rung with no parent."""
     if info.parent is None:
         raise UsageError(f"{info.name} stands at the bottom of its series: it has no parent to compare with")
     parent = find(info.parent)

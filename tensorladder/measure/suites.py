@@ -155,7 +155,8 @@ def rungs_of(suite: Suite, infos: tuple[RungInfo, ...], arch: str) -> tuple[Rung
     fits = [info for info in infos if arch in info.archs and takes(info)]
     if suite.every_rung:
         return tuple(fits)
-    products = [info for info in fits if info.rung.problem == "gemm"]
+    # Of the languages that the ladder is told in, the first alone: twins would only be timed twice.
+    products = [info for info in fits if info.rung.problem == "gemm" and len(info.series) == 1]
     parents = {info.parent for info in products}
     tops = [info for info in products if info.name not in parents]
     # Series a and b lead up to the architecture's own; what ends there (b8 over b7) is no top where there are others.

@@ -109,6 +109,12 @@ class RungInfo:
         return self.rung.shape or self.problem.default_shape
 
     @property
+    def files(self) -> tuple[Path, ...]:
+        """What it is written in: its own file, and the .cu beside it where the kernel is CUDA C++."""
+        kernel = self.path.with_suffix(".cu")
+        return (self.path, kernel) if kernel.exists() else (self.path,)
+
+    @property
     def step(self) -> str:
         """`b2` of `b2-warp-mma`, `cuda-a1` of `cuda-a1-naive`."""
         match = _STEP.match(self.name)

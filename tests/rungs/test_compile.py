@@ -21,7 +21,7 @@ from tensorladder.silicon.disassemble import sass
 pytest.importorskip("cutlass")
 pytest.importorskip("ml_dtypes")
 
-OURS = [info for info in catalog() if info.series in ("a", "b", "c", "d", "v", "z")]
+OURS = [info for info in catalog() if info.series in ("a", "b", "c", "d", "v", "z", "cuda")]
 SOME = sorted({(i.name, a, d) for i in OURS for a, d in ((i.archs[0], i.dtypes[0]), (i.archs[-1], i.dtypes[-1]))})
 REST = sorted({(i.name, a, d) for i in OURS for a in i.archs for d in i.dtypes} - set(SOME))
 MATRIX = [*SOME, *(pytest.param(*one, marks=pytest.mark.matrix) for one in REST)]
@@ -97,6 +97,9 @@ FEATURES = {
                    "cp.async.bulk.tensor.2d.shared::cluster.*cta_group::2", "mbarrier.arrive.release.cluster",
                    "barrier.cluster.arrive", "barrier.cluster.wait"],
     "v9-two-consumers": ["tcgen05.mma.cta_group::2", "tcgen05.ld.sync.aligned.32x32b.x64", r"bar.sync\s+%r\d+, 128"],
+    "cuda-a1-naive": ["fma.rn.f32"],
+    "cuda-a2-smem": ["bar.sync", r"st\.shared\.(f|b)32", r"ld\.shared\.(f|b)32", "fma.rn.f32"],
+    "cuda-a3-register-tile": ["bar.sync", r"ld\.shared\.v4\.(f|b)32", "fma.rn.f32"],
     "z2-tmem-lifecycle": [*TCGEN05, r"tcgen05\.st\.sync\.aligned\.32x32b\.x32", r"tcgen05\.wait::st"],
 }  # fmt: skip
 
@@ -389,6 +392,13 @@ REFUSALS = [
     ("z2-tmem-lifecycle", {"shape": (64, 30)}, "cols=30"),
     ("z2-tmem-lifecycle", {"columns": 48}, "columns"),
     ("z2-tmem-lifecycle", {"repeat": 128}, "repeat"),
+    ("cuda-a1-naive", {"block_m": 64}, "block_m"),
+    ("cuda-a1-naive", {"unroll": 0}, "unroll"),
+    ("cuda-a1-naive", {"dtype": "e4m3"}, "e4m3"),
+    ("cuda-a2-smem", {"tile": 64}, "tile=64"),
+    ("cuda-a3-register-tile", {"tile": (128, 100, 16)}, "tile"),
+    ("cuda-a3-register-tile", {"tile": (256, 256, 16)}, "threads"),
+    ("cuda-a3-register-tile", {"tile": (128, 128, 64)}, "shared memory"),
 ]
 
 

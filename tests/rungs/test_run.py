@@ -162,6 +162,15 @@ CASES = [
     ("z1-tv-to-mn", "sm_90a", "int32", (1, 4), {"bf16": True}),
     ("z2-tmem-lifecycle", "", "fp32", (500, 260), {"columns": 128, "repeat": 128}),
     ("z2-tmem-lifecycle", "", "fp32", (1, 4), {"columns": 32, "repeat": 1}),
+    ("cuda-a1-naive", "", "fp32", (33, 17, 21), {}),
+    ("cuda-a1-naive", "sm_100a", "fp16", (64, 64, 64), {"unroll": 1}),
+    ("cuda-a1-naive", "sm_90a", "bf16", (9, 40, 7), {"block_m": 4, "block_n": 16}),
+    ("cuda-a2-smem", "", "fp32", (70, 37, 45), {}),
+    ("cuda-a2-smem", "sm_120a", "fp16", (64, 33, 1), {"tile": 16}),
+    ("cuda-a2-smem", "sm_90a", "bf16", (1, 1, 100), {"tile": 8}),
+    ("cuda-a3-register-tile", "", "fp32", (130, 261, 37), {}),
+    ("cuda-a3-register-tile", "sm_90a", "fp16", (70, 37, 13), {"tile": (64, 32, 8)}),
+    ("cuda-a3-register-tile", "sm_100a", "bf16", (1, 1, 1), {"tile": (32, 32, 5)}),
 ]  # fmt: skip
 
 

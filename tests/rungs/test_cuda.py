@@ -1,0 +1,66 @@
+"""The twins in CUDA C++: one compilation serves every shape, the host part refuses what the kernel was not made for."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+pytest.importorskip("llvmlite")
+pytest.importorskip("ml_dtypes")
+
+from tensorladder.core.errors import UsageError
+from tensorladder.measure import inspect
+from tensorladder.measure.run import TARGETS, judge, plan
+from tensorladder.rungs.cuda.gemm import macros
+from tensorladder.rungs.rung import catalog, find, load
+
+CUDA = [info for info in catalog() if info.series == "cuda"]
+SHAPES = ((48, 96, 64), (200, 40, 136), (1, 8, 8))
+
+
+@pytest.mark.parametrize("info", CUDA, ids=lambda info: info.name)
+def test_one_compilation_serves_every_shape(info):
+    asked = plan(info)
+    program = load(info).compile(asked.arch, asked.shape, asked.dtype)
+    for shape in SHAPES:
+        here = dataclasses.replace(asked, shape=shape)
+        target = TARGETS["vgpu"](here)
+        case = info.problem.make(shape, asked.dtype, 0, target.allocate)
+        result = judge(here, case, *target.run(program, case))
+        assert result.ok, (shape, result.message)
+
+
+@pytest.mark.parametrize("info", CUDA, ids=lambda info: info.name)
+def test_sources_are_shown_whole(info):
+    assert [path.suffix for path in info.files] == [".py", ".cu"]
+    assert "RUNG = Rung(" in inspect.source(info) and "__global__" in inspect.source(info)
+    assert len(info.files[1].read_text().splitlines()) < 400
+    assert "__global__" in inspect.diff(info) or "kernel(" in inspect.diff(info)
+
+
+def arrays(*shapes, dtype=np.float32):
+    return [np.zeros(shape, dtype) for shape in shapes]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (arrays((4, 8), (6, 8)), "takes A, B and C, 2 arrays were given"),
+        (arrays((4, 8), (6, 8), (4, 6), dtype=np.float16), "A is float16: it was compiled for float32"),
+        (arrays((4, 8), (6, 7), (4, 6)), "B has K=7, the arrays before it K=8"),
+        (arrays((4, 8), (6, 8), (5, 6)), "C has M=5, the arrays before it M=4"),
+        ([np.zeros((4, 16), np.float32)[:, :8], *arrays((6, 8), (4, 6))], "A must be .M, K., row-major and dense"),
+        ([*arrays((4, 8)), np.zeros((8, 6), np.float32).T, *arrays((4, 6))], "B must be .N, K., row-major and dense"),
+        (arrays((4, 8), (48,), (4, 6)), "B must be"),
+    ],
+)
+def test_other_arrays_are_refused(given, words):
+    program = load(find("cuda-a1-naive")).compile("sm_80", (4, 6, 8), "fp32")
+    with pytest.raises(UsageError, match=words):
+        program.launches(*given)
+
+
+def test_knobs_become_macros():
+    assert macros(load(find("cuda-a3-register-tile")).RUNG.config()) == {"TILE_M": 128, "TILE_N": 128, "TILE_K": 16}
