@@ -101,8 +101,9 @@ def grouped_matmul(
                 raise UsageError(f"{name}: has no gradients: leave it out, or call under torch.no_grad()")
     if config is not None:
         return compute(*everything)
-    direct = torch._C._are_functorch_transforms_active() or fast.plain(*inputs)
-    return Differentiated.apply(*rest) if direct else operator(*rest)
+    if fast.plain(*inputs):
+        return Direct.apply(*rest)
+    return Differentiated.apply(*rest) if torch._C._are_functorch_transforms_active() else operator(*rest)
 
 
 def compute(
@@ -295,13 +296,26 @@ def _rows(bias: Tensor) -> tuple[int, int]:
 operator.register_autograd(_backward, setup_context=_save)
 
 
+class Direct(torch.autograd.Function):
+    """The operator of the same parts for plain tensors, of which it costs less: no signature is looked at."""
+
+    backward = staticmethod(_backward)
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Tensor:  # type: ignore[override]
+        """What the operator would do."""
+        made = compute(*arguments)
+        _save(ctx, arguments, made)
+        return made
+
+
 class Differentiated(torch.autograd.Function):
-    """The operator of the same parts for plain tensors, of which it costs less, and for transforms of torch.func."""
+    """The operator of the same parts for transforms of torch.func."""
 
     setup_context = staticmethod(_save)
     backward = staticmethod(_backward)
 
     @staticmethod
     def forward(*arguments: Any) -> Tensor:
-        """The operator, or what it would do."""
-        return compute(*arguments) if fast.eager(*arguments[:6]) else operator(*arguments)
+        """The operator itself."""
+        return operator(*arguments)

@@ -116,23 +116,3 @@ def test_gradients(activation):
     for mine, right in zip(ours, exact):
         assert mine.grad.dtype == mine.dtype and mine.grad.shape == mine.shape
         assert (mine.grad.double() - right.grad).norm() <= 0.01 * right.grad.norm()
-
-
-def test_torch_checks_the_operator():
-    a, b, bias = normal(8, 24).requires_grad_(), normal(24, 16).requires_grad_(), normal(16).requires_grad_()
-    arguments = (a, b, bias, None, None, None, "", "none", 1.0, 0.0, None, False)
-    torch.library.opcheck(torch.ops.tensorladder.matmul.default, arguments)
-    plain = [x.detach() for x in (a, b)]
-    arguments = (*plain, normal(8, 16), bias.detach(), None, None, None, "", "none", 1.0, 0.0, False)
-    torch.library.opcheck(torch.ops.tensorladder.matmul_out.default, arguments)
-
-
-def test_one_graph():
-    """Compiled as a whole (fullgraph raises at a break)."""
-
-    def layer(x, weight, bias):
-        return tensorladder.matmul(x, weight.t(), bias=bias, activation="relu") * 2
-
-    x, weight, bias = normal(8, 24), normal(16, 24), normal(16)
-    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
-    assert torch.equal(compiled(x, weight, bias), layer(x, weight, bias))
