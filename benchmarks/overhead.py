@@ -41,13 +41,14 @@ def calls(torch: Any) -> dict[str, Call]:
     a, b, weight, bias, out, residual = (
         normal(M, K), normal(K, N), normal(N, K), normal(N), normal(M, N), normal(M, N)
     )  # fmt: skip
-    wide, wanting = normal(N, K), normal(M, K).requires_grad_()
+    wide, apart, wanting = normal(N, K), normal(K, 2 * N), normal(M, K).requires_grad_()
     matmul, linear, transposed = tensorladder.matmul, torch.nn.functional.linear, weight.t()
     multiply = torch.compile(lambda x, y: matmul(x, y))
     multiply_torch = torch.compile(lambda x, y: torch.mm(x, y))
     operator = torch.ops.tensorladder.matmul.default
+    fast.forget()
     with mock.patch.object(fast, "remember", wraps=fast.remember) as remember:
-        matmul(a, normal(N, K)[:, :].t())
+        matmul(a, transposed)
         launcher = remember.call_args.args[-1]
     stream = torch.cuda.current_stream().cuda_stream
     addresses = [a.data_ptr(), transposed.data_ptr(), out.data_ptr(), launcher.factors.find(1.0, 0.0)[0]]
@@ -57,8 +58,8 @@ def calls(torch: Any) -> dict[str, Call]:
         "torch linear bias": lambda: linear(a, weight, bias),
         "launch alone": lambda: launcher.launches[0].launch(stream, addresses),
         "matmul": lambda: matmul(a, transposed),
-        "matmul b (K, N)": lambda: matmul(a, b),
-        "matmul out": lambda: matmul(a, b, out=out),
+        "matmul b (K, N)": lambda: matmul(a, apart),
+        "matmul out": lambda: matmul(a, transposed, out=out),
         "matmul bias": lambda: matmul(a, transposed, bias=bias),
         "matmul bias gelu": lambda: matmul(a, transposed, bias=bias, activation="gelu"),
         "matmul residual": lambda: matmul(a, transposed, residual=residual, beta=1.0),

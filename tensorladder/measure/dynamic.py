@@ -140,6 +140,7 @@ class DynamicKernel:
         arrays = tuple(
             Array(name, shape, steps, demand["dtype"], name in given.outputs)
             for name, shape, steps, demand in zip(given.names, shapes, strides, given.arguments)
+            if demand is not None
         )
         launches = templates(self._program, arrays, given.unread)
         return Entry(

@@ -76,6 +76,8 @@ def call(
     for run in variants:
         found = run(a, b, out, bias, residual, scale_a, scale_b, alpha, beta, out_dtype, tune, config)
         if found is not None:
+            if run is not variants[0]:  # the next call is likely to be like this one
+                _keep(key, (run, *(other for other in variants if other is not run)))
             return found
     return None
 
