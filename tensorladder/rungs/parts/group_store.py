@@ -32,6 +32,36 @@ class GroupStore:
         self.chunks = (tile[0] // halves[0] // self.chunk[0], tile[1] // halves[1] // self.chunk[1])
 
     @cute.jit
+    def fetch(
+        self, mV: cute.Tensor | None, mP: cute.Tensor | None, mQ: cute.Tensor | None, thr_mma: cute.TiledMma,
+        row: cutlass.Int32, col: cutlass.Int32, limit: cute.Shape,
+    ):
+        """What `complete` needs for the chunk at (row, col) besides accumulators. mV, mQ: (N,), of the group.
+
+        As matrices of the chunk's shape that begin there: every row is the bias or q, every column p.
+        """
+        where = (thr_mma, self.chunk, (0, 0), (limit[0] - row, limit[1] - col), cutlass.Boolean(True))
+        if cutlass.const_expr(mV is not None):
+            mV = self.along_n(mV, col)
+        if cutlass.const_expr(mQ is not None):
+            mQ = self.along_n(mQ, col)
+        if cutlass.const_expr(mP is not None):
+            layout = cute.make_layout(self.chunk, stride=(mP.stride[0], 0))
+            mP = cute.make_tensor(mP.iterator + cute.crd2idx(row, mP.layout), layout)
+        pairs = self.chunk[1] // 8
+        return (
+            epilogue.fetch(mV, (2, 1, pairs), *where, True),
+            epilogue.fetch(mP, (1, 2, 1), *where, False),
+            epilogue.fetch(mQ, (2, 1, pairs), *where, False),
+        )
+
+    @cute.jit
+    def along_n(self, vector: cute.Tensor, col: cutlass.Int32):
+        """The part of a vector (N,) that belongs to a chunk from `col` on, as a matrix whose rows are all the same."""
+        layout = cute.make_layout((self.chunk[0], vector.shape[0]), stride=(0, 1))
+        return cute.local_tile(cute.make_tensor(vector.iterator, layout), self.chunk, (0, col // self.chunk[1]))
+
+    @cute.jit
     def __call__(
         self, tma_C: cute.CopyAtom, mC: cute.Tensor, gmem_C: cute.Tensor, sC: cute.Tensor, memory_C: cute.Tensor,
         tCrC: cute.Tensor, mV: cute.Tensor | None, mP: cute.Tensor | None, mQ: cute.Tensor | None,
@@ -70,9 +100,9 @@ class GroupStore:
                         tCrG[i] = tCrC[((r * self.parts + 1) * cols + c) * size + i]
                 row = tile_row + (r * self.halves[0] + below) * self.chunk[0]
                 col = tile_col + (beside * cols + c) * self.chunk[1]
-                coords = thr_mma.partition_C(cute.domain_offset((row, col), cute.make_identity_tensor(self.chunk)))
-                factors = (mP, mQ, cutlass.Float32(1.0), cutlass.Float32(0.0))
-                epilogue.complete(tCrF, tCrG, coords, limit, None, mV, *factors, self.activation, True)
+                given = self.fetch(mV, mP, mQ, thr_mma, row, col, limit)
+                one, zero = cutlass.Float32(1.0), cutlass.Float32(0.0)
+                epilogue.complete(tCrF, tCrG, None, *given, one, zero, self.activation)
                 if of == count:  # rows of no group
                     tCrF.fill(0.0)
                 tCrD.store(tCrF.load().to(self.dtype))
