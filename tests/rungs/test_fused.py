@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import re
 
@@ -174,10 +175,10 @@ def test_a_launch_waits_for_what_the_one_before_wrote(policy):
     bench = Bench(form, (72, 72, 72, 1), policy)
     program, stream = build("sm_90a", form, config), bench.device.stream()
     chain = [bench.a, *(bench.fill(f"X{i}", (1, 72, 72), "fp16", 0).transpose(1, 2, 0) for i in range(3))]
-    for left, right in zip(chain, chain[1:]):
+    for left, right in itertools.pairwise(chain):
         program(stream, left, bench.b, None, right, None, None, bench.fill("S", (2,), "fp32", (0.1, 0)), None, None)
     stream.synchronize()
-    for left, right in zip(chain, chain[1:]):
+    for left, right in itertools.pairwise(chain):
         exact = 0.1 * np.einsum("mkl,nkl->mnl", left.astype(np.float64), bench.b.astype(np.float64))
         assert np.linalg.norm(right - exact) <= 1e-3 * np.linalg.norm(exact)
 
