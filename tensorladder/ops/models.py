@@ -1,8 +1,9 @@
 """How long a kernel with certain knobs takes for a product on an H200, in microseconds: one model a kernel.
 
-All count waves: the busiest SM's tiles, one after the other. A K step of a tile takes what its multiplications take at
-the tensor cores' rate or what its operands take to arrive, whichever is longer; global memory as a whole takes what
-all bytes take at its rate. The constants are fitted to the times in tests/data/silicon/choice_h200.jsonl.
+They count waves: the busiest SM's tiles, one after the other. A K step of a tile takes the longest of what its
+multiplications take at the tensor cores' rate, what a ring of so many stages takes for a request to global memory, what
+the operands of all tiles that run at a time take from L2, and what those of them that nobody has read yet take from
+global memory. The constants are fitted to the times in tests/data/silicon/choice_h200.jsonl (bf16, one product).
 """
 
 from __future__ import annotations
@@ -36,24 +37,15 @@ def bytes_of(dtype: str) -> int:
     return BYTES.get(dtype, 1)
 
 
-def traffic(product: Product) -> float:
-    """Bytes that global memory moves at the least: every operand once."""
-    m, n, k, l, form = product
-    rights = 2 if form.gated else 1
-    operands = (m + rights * n) * k * bytes_of(form.dtype)
-    residual = bytes_of(form.residual) if form.residual else 0
-    return l * (operands + m * n * (bytes_of(form.out) + residual))
-
-
 def two_lines(major: str, rows: int, k: int, size: int) -> bool:
     """Whether an operand, where it is dense, has a pitch that is no multiple of 128 bytes: each row of a box then lies
     in two lines of L2."""
     return (k if major == "k" else rows) * size % ROW != 0
 
 
-LATENCY = 3221.0  # clocks from a request to global memory until its bytes are there, under load
-L2_OF_ALL = 6512.0  # bytes a clock that arrive at all SMs together, at most
-MEMORY_AT_ALL = 3923.0  # that come from global memory, over a whole kernel
+LATENCY = 3046.0  # clocks from a request to global memory until its bytes are there, under load
+L2_FILLED = 10070.0  # bytes a clock that L2 takes from global memory while it gives none
+L2_OF_ALL = 8000.0  # bytes a clock that arrive at all SMs together, at most
 #: of all SMs, those that clusters of so many CTAs can occupy at a time: some groups of SMs have odd ones out
 USABLE = {3: 39 / 44, 4: 30 / 33, 8: 30 / 33}
 
@@ -83,7 +75,7 @@ def main_loops(tiles: Tiles, raster: float, multiply: float, arriving: float, me
         high = min(tiles.down, raster, clusters)
         wide = min(tiles.across, ceil(clusters / high))
         fresh = high * tiles.rows + wide * tiles.cols  # bytes that nobody has read yet
-        arrive = max(tiles.load / arriving, tiles.load * clusters * tiles.ctas / L2_OF_ALL)
+        arrive = max(tiles.load / arriving, tiles.load * clusters * tiles.ctas / L2_OF_ALL + fresh / L2_FILLED)
         return max(multiply, LATENCY / tiles.ahead, arrive, fresh / memory)
 
     waves, rest = divmod(tiles.down * tiles.across, tiles.resident)
@@ -140,13 +132,13 @@ def _c7_fits(knobs: dict[str, Any], form: Form) -> bool:
     return all(ctas == 1 or extent % ((64 if major == "mn" else 8) * ctas) == 0 for ctas, extent, major in shared)
 
 
-MULTIPLY = 1.277  # times the clocks of the tensor cores' peak that multiplications take
-EPILOGUE_ELEMENT = 0.0905  # clocks of an element of C whose epilogue nothing hides
-C7_STEP = 30.48  # clocks a K step besides
-C7_ARRIVING, C7_MEMORY = 309.0, 2030.0  # bytes a clock
-C7_TWO_LINES = 1.559  # times as long for bytes that lie so
-C7_TILE, C7_CLUSTER = 107.0, 184.0  # clocks: of an epilogue, until the CTAs of a cluster have met
-C7_LAUNCH = 2.003  # microseconds
+MULTIPLY = 1.212  # times the clocks of the tensor cores' peak that multiplications take
+EPILOGUE_ELEMENT = 0.09734  # clocks of an element of C whose epilogue nothing hides
+C7_STEP = 20.32  # clocks a K step besides
+C7_MEMORY = 2028.0  # bytes a clock that come from global memory, at most
+C7_TWO_LINES = 1.715  # times as long for bytes that lie so
+C7_CLUSTER = 640.0  # clocks until the CTAs of a cluster have met
+C7_LAUNCH = 2.192  # microseconds
 
 
 def _c7_us(knobs: dict[str, Any], product: Product, sm_count: int) -> float:
@@ -167,10 +159,10 @@ def _c7_us(knobs: dict[str, Any], product: Product, sm_count: int) -> float:
     if ctas in USABLE and tiles.down * tiles.across > resident:
         return inf  # what finds no room waits for all that the others do
     multiply = MULTIPLY * rows * cols / 32 + C7_STEP
-    main, waves = main_loops(tiles, knobs["raster"], multiply, C7_ARRIVING, C7_MEMORY)
-    shown = (waves if knobs["split"] else 1) * (C7_TILE + EPILOGUE_ELEMENT * rows * cols)
+    main, waves = main_loops(tiles, knobs["raster"], multiply, inf, C7_MEMORY)
+    shown = (waves if knobs["split"] else 1) * EPILOGUE_ELEMENT * rows * cols
     compute = main + shown + C7_CLUSTER * (ctas > 1)
-    return C7_LAUNCH + max(compute, traffic(product) / MEMORY_AT_ALL) / CLOCKS_A_US
+    return C7_LAUNCH + compute / CLOCKS_A_US
 
 
 # ------------------------------------------------------------------------------------------------------- c8: split-K
@@ -202,14 +194,14 @@ def _c8_fits(knobs: dict[str, Any], form: Form) -> bool:
     return (form.a_major == "k" or rows % 64 == 0) and (form.b_major == "k" or cols // (1 + form.gated) % 64 == 0)
 
 
-C8_STEP = 86.56  # clocks a K step besides its multiplications
-C8_ARRIVING, C8_MEMORY = 124.0, 2536.0  # bytes a clock
-C8_WHOLE = 0.8407  # of that where all CTAs read the same columns of K at a time
-C8_TWO_LINES = 2.015, 0.8491  # times as long for bytes that lie so, on their way from L2 and from global memory
-C8_TILE, C8_MORE = 0.4665, 0.6377  # clocks of an epilogue; the part of it that is not hidden after the first tile
-C8_SUMS = {1: 0.0, 2: 393.0, 3: 665.0, 4: 343.0, 8: 310.0}  # clocks of the sums' way, by parts of K
-C8_RAMP = 1185.0  # clocks until all SMs are served
-C8_LAUNCH = 2.295  # microseconds
+C8_STEP = 76.13  # clocks a K step besides its multiplications
+C8_ARRIVING, C8_MEMORY = 120.0, 2428.0  # bytes a clock that arrive at an SM, that come from global memory
+C8_WHOLE = 0.8928  # of that where all CTAs read the same columns of K at a time
+C8_TWO_LINES = 1.909  # times as long for bytes that lie so, on their way from L2
+C8_MORE = 0.3245  # the part of an epilogue that is not hidden after the first tile
+C8_SUMS = {1: 0.0, 2: 1735.0, 3: 499.0, 4: 276.0, 8: 495.0}  # clocks of the sums' way, by parts of K
+C8_RAMP = 1094.0  # clocks until all SMs are served
+C8_LAUNCH = 2.165  # microseconds
 
 
 def _c8_us(knobs: dict[str, Any], product: Product, sm_count: int) -> float:
@@ -220,18 +212,18 @@ def _c8_us(knobs: dict[str, Any], product: Product, sm_count: int) -> float:
         return inf
     size, parts = bytes_of(form.dtype), 2 if form.gated else 1
     bad = two_lines(form.a_major, m, k, size) or two_lines(form.b_major, n, k, size)
-    arriving, fresh = C8_TWO_LINES if bad else (1.0, 1.0)
+    arriving = C8_TWO_LINES if bad else 1.0
     tiles = Tiles(
         ceil(m / rows), ceil(n / (cols // parts)) * l, ceil(ceil(k * size / ROW) / split),
-        knobs["stages"] * depth // 64, split, resident, ROW * (rows + cols) * arriving,
-        ROW * split * min(rows, m) * fresh, ROW * split * min(cols, n * parts) * fresh,
+        knobs["stages"] * depth // 64, split, resident, ROW * (rows + cols) * arriving, ROW * split * min(rows, m),
+        ROW * split * min(cols, n * parts),
     )  # fmt: skip
     multiply = MULTIPLY * max(rows, 16) * cols / 32 + C8_STEP
     memory = C8_MEMORY * (C8_WHOLE if split == 1 else 1.0)
     main, waves = main_loops(tiles, inf, multiply, C8_ARRIVING, memory)
-    shown = (1 + (waves - 1) * C8_MORE) * (C8_TILE + EPILOGUE_ELEMENT * rows * cols + C8_SUMS[split])
+    shown = (1 + (waves - 1) * C8_MORE) * (EPILOGUE_ELEMENT * rows * cols + C8_SUMS[split])
     ramp = C8_RAMP * min(1.0, tiles.down * tiles.across / resident)
-    return C8_LAUNCH + max(main + shown + ramp, traffic(product) / MEMORY_AT_ALL) / CLOCKS_A_US
+    return C8_LAUNCH + (main + shown + ramp) / CLOCKS_A_US
 
 
 MODELS: dict[str, Model] = {

@@ -25,10 +25,8 @@ WITHIN = 1.10  # of the fastest candidate's time
 #: shapes whose choice is not, and what it takes of that time instead: the model's known errors
 EXCEPTIONS: dict[tuple[int, int, int], float] = {
     (1, 6144, 4096): 1.11,
-    (2, 608, 14440): 1.18,
     (4, 3024, 2288): 1.19,
-    (64, 2168, 1616): 1.23,
-    (1024, 1024, 1024): 1.11,
+    (32, 10280, 352): 1.12,
     (2665, 320, 13888): 1.46,
 }
 #: candidates that were timed on five shapes only, three of these: best on 256 x 4608 x 3584, 408 x 7416 x 3576
@@ -74,10 +72,10 @@ def test_the_untuned_choice_is_near_the_best(shape):
 
 def test_exceptions_are_none_too_many():
     assert all(ratio((*shape, 1)) > WITHIN for shape in EXCEPTIONS)
-    assert len(EXCEPTIONS) <= 0.10 * len(recorded())
+    assert len(EXCEPTIONS) <= 0.05 * len(recorded())
 
 
 def test_on_the_whole():
     """Of the best time, geometric mean."""
     ratios = [ratio(shape) for shape in recorded()]
-    assert math.exp(sum(map(math.log, ratios)) / len(ratios)) < 1.03
+    assert math.exp(sum(map(math.log, ratios)) / len(ratios)) < 1.025
