@@ -43,8 +43,6 @@ def calls(torch: Any) -> dict[str, Call]:
     )  # fmt: skip
     wide, apart, wanting = normal(N, K), normal(K, 2 * N), normal(M, K).requires_grad_()
     matmul, linear, transposed = tensorladder.matmul, torch.nn.functional.linear, weight.t()
-    multiply = torch.compile(lambda x, y: matmul(x, y))
-    multiply_torch = torch.compile(lambda x, y: torch.mm(x, y))
     operator = torch.ops.tensorladder.matmul.default
     fast.forget()
     with mock.patch.object(fast, "remember", wraps=fast.remember) as remember:
@@ -70,9 +68,18 @@ def calls(torch: Any) -> dict[str, Call]:
         "operator: tensorladder::matmul": lambda: operator(
             a, transposed, None, None, None, None, "", "none", 1.0, 0.0, None, False
         ),
-        "compiled matmul: torch.compile": lambda: multiply(a, transposed),
-        "compiled torch.mm": lambda: multiply_torch(a, b),
     }  # fmt: skip
+
+
+def compiled_calls(torch: Any) -> dict[str, Call]:
+    """The same product in functions that torch.compile made."""
+    import tensorladder
+
+    a, weight = torch.randn((M, K), device="cuda").bfloat16(), torch.randn((N, K), device="cuda").bfloat16()
+    b = weight.t().contiguous()
+    ours = torch.compile(lambda x, w: tensorladder.matmul(x, w.t()))
+    torchs = torch.compile(lambda x, y: torch.mm(x, y))
+    return {"compiled matmul": lambda: ours(a, weight), "compiled torch.mm": lambda: torchs(a, b)}
 
 
 def measure(torch: Any, timed: dict[str, Call]) -> dict[str, list[float]]:
@@ -123,27 +130,35 @@ def main() -> int:
     if args.forms:
         print(" ".join(f"--form {one}" for one in FORMS), f"--shape {M},{N},{K}")
         return 0
+    say = (lambda row: print(json.dumps(row), flush=True)) if args.json else _print
+    slow = []
     try:
         torch = cuda_torch()
-        first = first_calls(torch)
-        times = measure(torch, calls(torch))
+        say({"machine": facts()["gpu"], "python": sys.version.split()[0], "torch": torch.__version__})
+        for name, ms in first_calls(torch).items():
+            say({"call": name, "ms": ms})
+        for group in (calls, compiled_calls):
+            for name, rounds in measure(torch, group(torch)).items():
+                low, *_, high = statistics.quantiles(rounds, n=10)
+                say({"call": name, "us": statistics.median(rounds), "p10": low, "p90": high})
+                if name.startswith("matmul") and not name.endswith(":") and statistics.median(rounds) > MOST_US:
+                    slow.append(name)
     except TensorladderError as error:
         print(f"overhead: {error}", file=sys.stderr)
         return error.exit_code
-    say = (lambda row: print(json.dumps(row))) if args.json else (lambda row: print("  ".join(map(str, row.values()))))
-    say({"machine": facts()["gpu"], "python": sys.version.split()[0], "torch": torch.__version__})
-    for name, ms in first.items():
-        say({"call": f"{name:<40}", "ms": f"{ms:8.2f} ms"} if not args.json else {"call": name, "ms": ms})
-    slow = []
-    for name, rounds in times.items():
-        low, *_, high = statistics.quantiles(rounds, n=10)
-        row = {"call": name, "us": statistics.median(rounds), "p10": low, "p90": high}
-        if name.startswith("matmul") and not name.endswith(":") and row["us"] > MOST_US:
-            slow.append(name)
-        say(row if args.json else {"call": f"{name:<40}", "us": f"{row['us']:8.2f} us   ({low:.2f} to {high:.2f})"})
     if slow:
         print(f"overhead: more than {MOST_US} us: {', '.join(slow)}", file=sys.stderr)
     return bool(slow)
+
+
+def _print(row: dict[str, Any]) -> None:
+    """A line of the table."""
+    if "call" not in row:
+        print(*row.values(), flush=True)
+        return
+    unit = "us" if "us" in row else "ms"
+    spread = f"   ({row['p10']:.2f} to {row['p90']:.2f})" if "p10" in row else ""
+    print(f"{row['call']:<40}{row[unit]:8.2f} {unit}{spread}", flush=True)
 
 
 if __name__ == "__main__":
