@@ -61,6 +61,13 @@ def test_epilogues_into_padded_memory(activation, dtype, stored):
     assert (out[:, 24:] == 7.0).all()
 
 
+def test_not_a_number_stays_one():
+    a, b = normal(8, 24), normal(24, 16)
+    a[3, 5] = float("nan")
+    got = tensorladder.matmul(a, b, activation="relu")
+    assert got[3].isnan().all() and not got[:3].isnan().any() and not got[4:].isnan().any()
+
+
 def test_the_residual_in_place_and_a_single_row():
     a, b, c = normal(1, 72), normal(72, 24), normal(1, 24)
     exact = a.double() @ b.double() + c.double()

@@ -19,8 +19,8 @@ LINE = 128  # bytes, of L2
 
 @cute.jit
 def relu(x: cutlass.Float32):
-    """max(x, 0); 0 for NaN, as max.f32 has it."""
-    return cute.arch.fmax(x, cutlass.Float32(0.0))
+    """max(x, 0); NaN for NaN, as torch has it."""
+    return cute.arch.fmax(x, cutlass.Float32(0.0), nan=True)
 
 
 @cute.jit
