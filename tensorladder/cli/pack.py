@@ -41,7 +41,7 @@ def pack(
 ) -> int:
     """Compile rungs, with no GPU, into a folder that loads beside torch and a driver alone."""
     if ops or form:
-        return _ops(folder, arch, form or (), dtype or ("bf16", "fp16", "e4m3"), shape or (), suite, sms, add, as_json)
+        return _ops(folder, arch, form or (), dtype or (), shape or (), suite, sms, add, as_json)
     start = time.perf_counter()
     shapes = [parse_shape(text) for text in shape or ()]
     wanted = packs.wanted(rungs or (), arch, suites.find(suite or "ladder"), shapes, dtype or ())
@@ -84,7 +84,7 @@ def _ops(
         wanted = packing.of_suite(suites.find(suite), sms)
     else:
         asked = [packing.parse_form(text) for text in spelt]
-        forms = asked or [one for dtype in dtypes for one in packing.forms(dtype)]
+        forms = asked or [one for dtype in dtypes or packing.DTYPES for one in packing.forms(dtype)]
         wanted = packing.wanted(arch, forms, [parse_shape(text) for text in shapes], sms)
     with output.progress(f"compiling {len(wanted)} kernels for {arch}"):
         made = [packing.make(arch, one) for one in wanted]

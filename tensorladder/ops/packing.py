@@ -24,6 +24,7 @@ from tensorladder.rungs.parts.form import Form
 from tensorladder.silicon import pack
 from tensorladder.silicon.pack import Dynamic, Pack
 
+DTYPES = ("bf16", "e4m3")  # of the forms that are packed by default
 A_FORM = 6  # choices of knobs that are packed for each form, where no shapes are given
 SUITE = ("llm", "square")  # whose shapes say which
 SMS = 132  # of an H100 SXM and an H200
