@@ -120,8 +120,8 @@ def wanted(
 
 @functools.cache
 def source_digest(info: RungInfo) -> str:
-    """Of a rung's file (of its folder, where its kernel is in a .cu) and the device code that rungs share: what an entry
-    was compiled from."""
+    """Of a rung's file (of its folder, where its kernel is in a .cu) and the device code that rungs share: what an
+    entry was compiled from."""
     seen = hashlib.sha256()
     own = (info.path,) if len(info.files) == 1 else sorted(info.path.parent.glob("*.*"))
     for path in (*own, *sorted((Path(rungs.__file__).parent / "parts").glob("*.py"))):
