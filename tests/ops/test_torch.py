@@ -234,6 +234,7 @@ REFUSED = {
     "a: a nested tensor": lambda: tensorladder.matmul(torch.nested.nested_tensor([A], layout=torch.jagged), B),
     "b: torch.sparse_coo": lambda: tensorladder.matmul(A, B.to_sparse()),
     "a: int32": lambda: tensorladder.matmul(A.int(), B),
+    "a: Wrapped": lambda: tensorladder.matmul(A.as_subclass(Wrapped), B, config=object()),
     "b: fp16, but a is bf16": lambda: tensorladder.matmul(A.bfloat16(), B),
     "out: has no gradients": lambda: tensorladder.matmul(A.clone().requires_grad_(), B, out=A.new_empty(8, 16)),
     "scale_b: has no gradients": lambda: tensorladder.matmul(A, B.clone().requires_grad_(), scale_b=torch.ones(1)),
