@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.ops import on_gpu
+from tests.ops import grouped_on_gpu, on_gpu
 
 pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.parametrize("check", on_gpu.CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("check", [*on_gpu.CHECKS, *grouped_on_gpu.CHECKS], ids=lambda check: check.__name__)
 def test_on_a_gpu(check):
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
