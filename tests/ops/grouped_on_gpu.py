@@ -6,6 +6,7 @@ The forms that are called: bf16, ragged=m with b of either major and with bias a
 
 from __future__ import annotations
 
+import itertools
 import sys
 
 import tensorladder
@@ -25,7 +26,7 @@ def exact(a, b, offs, bias=None):
     import torch
 
     a, b, cuts = a.double(), b.double(), [0, *offs.tolist()]
-    spans = list(zip(cuts, cuts[1:]))
+    spans = list(itertools.pairwise(cuts))
     if b.dim() == 2:
         return torch.stack([a[:, i:j] @ b[i:j] for i, j in spans])
     parts = [a[i:j] @ b[g] for g, (i, j) in enumerate(spans)]
