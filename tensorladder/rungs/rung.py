@@ -146,7 +146,8 @@ def catalog() -> tuple[RungInfo, ...]:
     by_name = {info.name: info for info in infos}
 
     def place(info: RungInfo) -> tuple[bool, str, int, int, str]:
-        return len(info.series) > 1, info.series, _number(info), _depth(by_name, info), info.name
+        # of `cuda-b1` the letter counts before the number
+        return len(info.series) > 1, info.step.rstrip("0123456789"), _number(info), _depth(by_name, info), info.name
 
     return tuple(sorted(infos, key=place))
 

@@ -100,6 +100,12 @@ FEATURES = {
     "cuda-a1-naive": ["fma.rn.f32"],
     "cuda-a2-smem": ["bar.sync", r"st\.shared\.(f|b)32", r"ld\.shared\.(f|b)32", "fma.rn.f32"],
     "cuda-a3-register-tile": ["bar.sync", r"ld\.shared\.v4\.(f|b)32", "fma.rn.f32"],
+    "cuda-b1-wmma": [r"wmma\.load\.a\.sync\.aligned\.row\.m16n16k16", r"wmma\.load\.b\.sync\.aligned\.col\.m16n16k16",
+                     r"wmma\.mma\.sync\.aligned\.row\.col\.m16n16k16\.f32", r"wmma\.store\.d", "bar.warp.sync"],
+    "cuda-b1-wmma-smem": [r"wmma\.mma\.sync\.aligned\.row\.col\.m16n16k16\.f32", "bar.sync", r"st\.shared\.(b|u)16"],
+    "cuda-b1-wmma-vectorized": [r"wmma\.mma\.sync", r"ld\.global\.v4", r"st\.shared\.v4", r"st\.global\.v4"],
+    "cuda-b2-vectorized-2d": ["mma.sync.aligned.m16n8k16", "ldmatrix.sync.aligned.m8n8.x4", "cp.async.cg",
+                              r"cp\.async\.wait_group 2;", r"st\.global\.v4"],
     "z2-tmem-lifecycle": [*TCGEN05, r"tcgen05\.st\.sync\.aligned\.32x32b\.x32", r"tcgen05\.wait::st"],
 }  # fmt: skip
 
@@ -399,6 +405,18 @@ REFUSALS = [
     ("cuda-a3-register-tile", {"tile": (128, 100, 16)}, "tile"),
     ("cuda-a3-register-tile", {"tile": (256, 256, 16)}, "threads"),
     ("cuda-a3-register-tile", {"tile": (128, 128, 64)}, "shared memory"),
+    ("cuda-b1-wmma", {"dtype": "fp32"}, "fp32"),
+    ("cuda-b1-wmma", {"warps_m": 40}, "warps_m"),
+    ("cuda-b1-wmma-smem", {"tile": (64, 48, 32)}, "tile"),
+    ("cuda-b1-wmma-smem", {"tile": (64, 64, 24)}, "tile"),
+    ("cuda-b1-wmma-smem", {"tile": (256, 128, 32)}, "sums"),
+    ("cuda-b1-wmma-vectorized", {"shape": (64, 64, 60)}, "K=60"),
+    ("cuda-b1-wmma-vectorized", {"tile": (128, 128, 128)}, "shared memory"),
+    ("cuda-b2-vectorized-2d", {"shape": (64, 64, 60)}, "K=60"),
+    ("cuda-b2-vectorized-2d", {"tile": (128, 128, 48)}, "tile"),
+    ("cuda-b2-vectorized-2d", {"arch": "sm_86", "stages": 7}, "stages"),
+    ("cuda-b2-vectorized-2d", {"stages": 1}, "stages"),
+    ("cuda-b2-vectorized-2d", {"raster": 0}, "raster"),
 ]
 
 

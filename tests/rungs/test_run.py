@@ -171,6 +171,14 @@ CASES = [
     ("cuda-a3-register-tile", "", "fp32", (130, 261, 37), {}),
     ("cuda-a3-register-tile", "sm_90a", "fp16", (70, 37, 13), {"tile": (64, 32, 8)}),
     ("cuda-a3-register-tile", "sm_100a", "bf16", (1, 1, 1), {"tile": (32, 32, 5)}),
+    ("cuda-b1-wmma", "", "fp16", (50, 37, 43), {}),
+    ("cuda-b1-wmma", "sm_120a", "bf16", (64, 40, 72), {"warps_m": 1, "warps_n": 4}),
+    ("cuda-b1-wmma-smem", "", "fp16", (70, 133, 45), {}),
+    ("cuda-b1-wmma-smem", "sm_90a", "bf16", (1, 1, 1), {"tile": (32, 64, 16), "warps_n": 4}),
+    ("cuda-b1-wmma-vectorized", "", "fp16", (130, 133, 40), {}),
+    ("cuda-b1-wmma-vectorized", "sm_90a", "bf16", (70, 72, 8), {"tile": (64, 64, 64)}),
+    ("cuda-b2-vectorized-2d", "", "fp16", (300, 133, 72), {"stages": 3, "raster": 2}),
+    ("cuda-b2-vectorized-2d", "sm_90a", "bf16", (70, 136, 264), {"tile": (64, 64, 64), "stages": 2}),
 ]  # fmt: skip
 
 
