@@ -105,11 +105,13 @@ def _c7_candidates() -> Iterator[Choice]:
     shared = [(split, *one) for split, tiles in C7_TILES.items() for one in tiles]
     for split, (rows, cols), cluster_m, cluster_n in shared:
         wide = rows * cols // (256 if split else 128) > 160  # accumulators a thread
-        c_stages = 1 if wide or split else 2
-        room = SMEM - 1024 - 2 * c_stages * 64 * 128
+        # A second buffer of C where it costs no stage.
+        room, one = SMEM - 1024, 2 * 64 * 128
+        stages, fewer = ((room - c_stages * one) // (ROW * (rows + cols)) for c_stages in (1, 2))
+        c_stages = 2 if fewer == stages or not (wide or split) else 1
         yield choice(
             "c7", tile=(rows, cols, 64), split=split, cluster_m=cluster_m, cluster_n=cluster_n, c_stages=c_stages,
-            stages=min(room // (ROW * (rows + cols)), 10),
+            stages=min(stages if c_stages == 1 else fewer, 10),
             raster=_raster(rows * cluster_m, cols * cluster_n, cluster_m * cluster_n),
             producer_registers=24 if wide else 40, consumer_registers=240 if wide else 232,
         )  # fmt: skip
