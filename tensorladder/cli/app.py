@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from tensorladder import __version__
-from tensorladder.cli import bench, climb, doctor, exec, list, output, pack, run, show
+from tensorladder.cli import bench, climb, doctor, draw, exec, list, output, pack, run, show
 from tensorladder.core.errors import TensorladderError
 
 USAGE = 2
@@ -37,6 +37,7 @@ app.command("run")(run.run)
 app.command("climb")(climb.climb)
 app.command("pack")(pack.pack)
 app.command("bench")(bench.bench)
+app.command("draw")(draw.draw)
 # Options before SCRIPT are ours, those after it are the script's.
 app.command("exec", context_settings={"allow_interspersed_args": False})(exec.exec_script)
 

@@ -104,3 +104,82 @@ def wgmma_d(n: int) -> Layout:
 def wgmma_a() -> Layout:
     """A of wgmma.m64nNk16 in registers, 16-bit: (thread of the warpgroup, value) to m + 64 * k."""
     return Layout(((4, 8, 4), (2, 2, 2)), ((128, 1, 16), (64, 8, 512)))
+
+
+# tcgen05.ld and .st: (thread, register) to lane + LANES * column of tensor memory, from the address of the instruction
+# on, LANES being 32 (32x32b) or 16. Source: PTX ISA, "Data Movement Shape"; CUTLASS, copy_traits_sm100.hpp.
+_TMEM_SHAPES: dict[str, tuple[int, str]] = {
+    "32x32b": (1, "(32,{n}):(1,32)"),
+    "16x64b": (1, "((2,2,8),{n}):((8,16,1),32)"),
+    "16x128b": (2, "((4,8),(2,{n})):((16,1),(8,64))"),
+    "16x256b": (4, "((4,8),(2,2,{n})):((32,1),(16,8,128))"),
+    "16x32bx2": (1, "((16,2),{n}):((1,{half}),16)"),
+}
+TMEM_SHAPES = tuple(_TMEM_SHAPES)
+
+
+@dataclass(frozen=True)
+class TmemAtom:
+    """tcgen05.ld or .st of `registers` a thread: tv maps (thread, register) to lane + lanes * column."""
+
+    name: str
+    lanes: int
+    columns: int
+    registers: int
+    tv: Layout
+
+
+def tmem_atom(shape: str, count: int, half: int | None = None) -> TmemAtom:
+    """The map of `shape` with .x`count`. half: of 16x32bx2, columns from the half of threads 0-15 to the other's."""
+    if shape not in _TMEM_SHAPES:
+        raise UsageError(f"no tcgen05.ld shape {shape!r}; one of {', '.join(TMEM_SHAPES)}")
+    each, notation = _TMEM_SHAPES[shape]
+    if count & (count - 1) or not 1 <= count * each <= 128:
+        raise UsageError(f"tcgen05.ld.{shape}.x{count}: the count is a power of two up to {128 // each}")
+    lanes = 32 if shape == "32x32b" else 16
+    apart = count if half is None else half
+    if apart < 0:
+        raise UsageError(f"tcgen05.ld.{shape}: half={apart} must not be negative")
+    tv = parse(notation.format(n=count, half=16 * apart))
+    return TmemAtom(f"{shape}.x{count}", lanes, 1 + (tv.cosize - 1) // lanes, count * each, tv)
+
+
+@dataclass(frozen=True)
+class Accumulator:
+    """Where tcgen05.mma puts D in the tensor memory of each of `ctas` CTAs, that have `rows` rows of it each.
+
+    halves: the second half of the `columns` lies in lanes 64 to 127. spread: 16 rows in each quarter of the lanes.
+    """
+
+    ctas: int
+    rows: int
+    columns: int
+    halves: bool
+    spread: bool
+
+    def lane(self, row: int, column: int) -> int:
+        """The lane of an element of the CTA's rows."""
+        if self.spread:
+            return 32 * (row // 16) + row % 16
+        return row + (64 * (column // (self.columns // 2)) if self.halves else 0)
+
+    def column(self, column: int) -> int:
+        """The column, from D's first on."""
+        return column % (self.columns // 2) if self.halves else column
+
+
+def accumulator(m: int, n: int, ctas: int = 1) -> Accumulator:
+    """D of tcgen05.mma (not .ws) of M x N with cta_group::1 or ::2, 32-bit elements.
+
+    Source: PTX ISA, "Data Path Layout Organization": M = 256 layout A, M = 128 of a pair layout B, M = 128 layout D,
+    M = 64 layout F.
+    """
+    known = {1: (64, 128), 2: (128, 256)}
+    if ctas not in known:
+        raise UsageError(f"cta_group::{ctas}: a tcgen05.mma is one CTA's (1) or a pair's (2)")
+    if m not in known[ctas]:
+        raise UsageError(f"M={m}: with cta_group::{ctas} M is {known[ctas][0]} or {known[ctas][1]}")
+    step = 16 if ctas == 2 or m == 128 else 8
+    if n % step or not step <= n <= 256:
+        raise UsageError(f"N={n}: with cta_group::{ctas} and M={m} N is a multiple of {step} up to 256")
+    return Accumulator(ctas, m // ctas, n, ctas == 2 and m == 128, ctas == 1 and m == 64)
