@@ -106,6 +106,8 @@ FEATURES = {
     "cuda-b1-wmma-vectorized": [r"wmma\.mma\.sync", r"ld\.global\.v4", r"st\.shared\.v4", r"st\.global\.v4"],
     "cuda-b2-vectorized-2d": ["mma.sync.aligned.m16n8k16", "ldmatrix.sync.aligned.m8n8.x4", "cp.async.cg",
                               r"cp\.async\.wait_group 2;", r"st\.global\.v4"],
+    "cuda-c1-wgmma": [r"wgmma\.mma_async\.sync\.aligned\.m64n128k16\.f32", r"wgmma\.wait_group\.sync\.aligned\s+1;",
+                      "cp.async.bulk.tensor.2d.shared::cta.global", "mbarrier.arrive.expect_tx", r"st\.global\.v4"],
     "z2-tmem-lifecycle": [*TCGEN05, r"tcgen05\.st\.sync\.aligned\.32x32b\.x32", r"tcgen05\.wait::st"],
 }  # fmt: skip
 
@@ -215,6 +217,7 @@ def test_clusters_are_launched():
 # What the tensor cores, TMA and multicast are in machine code.
 SASS = {
     "c1-wgmma": ["HGMMA.64x128x16.F32", "UTMALDG.2D", "UTMASTG.2D", "WARPGROUP.DEPBAR.LE gsb0, 0x1"],
+    "cuda-c1-wgmma": ["HGMMA.64x128x16.F32", "UTMALDG.2D", "WARPGROUP.DEPBAR.LE gsb0, 0x1"],
     "c2-warp-specialized": ["HGMMA.64x256x16.F32", "USETMAXREG.TRY_ALLOC", "USETMAXREG.DEALLOC"],
     "c3-persistent": ["HGMMA.64x256x16.F32", "UTMASTG.2D"],
     "c4-multicast": ["HGMMA.64x256x16.F32", "UTMALDG.2D.MULTICAST", "UCGABAR_WAIT"],
@@ -417,6 +420,13 @@ REFUSALS = [
     ("cuda-b2-vectorized-2d", {"arch": "sm_86", "stages": 7}, "stages"),
     ("cuda-b2-vectorized-2d", {"stages": 1}, "stages"),
     ("cuda-b2-vectorized-2d", {"raster": 0}, "raster"),
+    ("cuda-c1-wgmma", {"arch": "sm_100a"}, "sm_100a"),
+    ("cuda-c1-wgmma", {"shape": (64, 64, 60)}, "K=60"),
+    ("cuda-c1-wgmma", {"tile": (64, 128, 64)}, "tile"),
+    ("cuda-c1-wgmma", {"tile": (128, 192, 64)}, "tile"),
+    ("cuda-c1-wgmma", {"tile": (128, 256, 64)}, "ctas_per_sm"),
+    ("cuda-c1-wgmma", {"stages": 8}, "stages"),
+    ("cuda-c1-wgmma", {"warpgroups": 5}, "warpgroups"),
 ]
 
 

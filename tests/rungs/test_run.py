@@ -178,6 +178,9 @@ CASES = [
     ("cuda-b1-wmma-vectorized", "", "fp16", (130, 133, 40), {}),
     ("cuda-b1-wmma-vectorized", "sm_90a", "bf16", (70, 72, 8), {"tile": (64, 64, 64)}),
     ("cuda-b2-vectorized-2d", "", "fp16", (300, 133, 72), {"stages": 3, "raster": 2}),
+    ("cuda-c1-wgmma", "", "fp16", (300, 263, 520), {}),
+    ("cuda-c1-wgmma", "", "bf16", (130, 40, 72), {"tile": (64, 128, 64), "warpgroups": 1, "stages": 2, "raster": 1}),
+    ("cuda-c1-wgmma", "", "fp16", (1, 1, 8), {"tile": (128, 256, 64), "ctas_per_sm": 1}),
     ("cuda-b2-vectorized-2d", "sm_90a", "bf16", (70, 136, 264), {"tile": (64, 64, 64), "stages": 2}),
 ]  # fmt: skip
 

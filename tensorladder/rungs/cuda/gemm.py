@@ -10,6 +10,7 @@ from typing import Any
 from tensorladder.core.dlpack import View
 from tensorladder.core.errors import UsageError
 from tensorladder.core.program import Dim3, Program
+from tensorladder.core.tensormap import encode, from_driver_call
 from tensorladder.frontends.cudacpp import Call, Parameter, compile_file
 from tensorladder.rungs.rung import Rung
 
@@ -28,6 +29,20 @@ def ceil_div(a: int, b: int) -> int:
 def addresses(a: View, b: View, c: View) -> tuple[Parameter, ...]:
     """The first three parameters of a kernel that takes pointers."""
     return a.data, b.data, c.data
+
+
+_DRIVER_TYPES = {"float16": 6, "bfloat16": 9}  # CUtensorMapDataType
+_SWIZZLE_128B, _L2_128B = 3, 2  # CUtensorMapSwizzle, CUtensorMapL2promotion
+
+
+def tma_operand(matrix: View, box: tuple[int, int]) -> bytes:
+    """The tensor map of a row-major matrix whose boxes (rows, columns of 128 bytes) lie swizzled in shared memory."""
+    (rows, columns), size = matrix.shape, matrix.itemsize
+    made = from_driver_call(
+        _DRIVER_TYPES[matrix.dtype], matrix.data, (columns, rows), (columns * size,), box[::-1], (1, 1),
+        swizzle=_SWIZZLE_128B, l2_promotion=_L2_128B,
+    )  # fmt: skip
+    return encode(made)
 
 
 def compile_gemm(
