@@ -163,3 +163,8 @@ def maps(one):
     """Addresses in a launch's tensor maps."""
     head = ptxparams.entry(one.module.ptx, one.kernel)
     return [int.from_bytes(one.params[p.offset : p.offset + 8], "little") for p in head.params if p.size == 128]
+
+
+def words(one):
+    """The 8-byte words of a launch's parameters, addresses among them."""
+    return {int.from_bytes(one.params[at : at + 8], "little") for at in range(0, len(one.params) - 7, 8)}

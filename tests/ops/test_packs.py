@@ -93,7 +93,8 @@ def test_calls_take_packed_kernels(gpu):
     for _ in range(2):
         tensorladder.matmul(a, weight.t(), bias=bias, activation="gelu")
         out = tensorladder.matmul(a, weight.t())
-    assert len(gpu.launched) == 4 and silicon.maps(gpu.launched[-1][1]) == [x.data_ptr() for x in (a, weight, out)]
+    assert len(gpu.launched) == 4
+    assert {x.data_ptr() for x in (a, weight, out)} <= silicon.words(gpu.launched[-1][1])
     tensorladder.matmul(normal(4000, 72), weight.t())  # the model would have another tile
     assert len(gpu.launched) == 5
 
@@ -181,7 +182,7 @@ with pytest.MonkeyPatch.context() as patch:
     a, b = torch.zeros(200, 72).bfloat16(), torch.zeros(136, 72).bfloat16().t()
     for _ in range(2):
         out = tensorladder.matmul(a, b)
-    assert silicon.maps(gpu.launched[-1][1]) == [a.data_ptr(), b.data_ptr(), out.data_ptr()]
+    assert {{a.data_ptr(), b.data_ptr(), out.data_ptr()}} <= silicon.words(gpu.launched[-1][1])
     print(len(gpu.launched), sorted(set(sys.modules) & {{"tensorladder.vgpu.ptx", "tensorladder.rungs.hopper"}}))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
