@@ -101,9 +101,12 @@ def wgmma_d(n: int) -> Layout:
     return Layout(((4, 8, 4), (2, 2, n // 8)), ((128, 1, 16), (64, 8, 512)))
 
 
-def wgmma_a() -> Layout:
-    """A of wgmma.m64nNk16 in registers, 16-bit: (thread of the warpgroup, value) to m + 64 * k."""
-    return Layout(((4, 8, 4), (2, 2, 2)), ((128, 1, 16), (64, 8, 512)))
+def wgmma_a(bits: int = 16) -> Layout:
+    """A of wgmma.m64nNkK in registers, 8, 16 or 32 bits (K = 256 / bits): (thread, value) to m + 64 * k."""
+    if bits not in (8, 16, 32):
+        raise UsageError(f"wgmma takes A of 8, 16 or 32 bits from registers, not {bits}")
+    each = 32 // bits  # elements of a register
+    return Layout(((4, 8, 4), (each, 2, 2)), ((64 * each, 1, 16), (64, 8, 256 * each)))
 
 
 # tcgen05.ld and .st: (thread, register) to lane + LANES * column of tensor memory, from the address of the instruction

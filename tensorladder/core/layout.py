@@ -425,8 +425,9 @@ def tv_to_mn(tv: Layout, tile: tuple[int, int]) -> npt.NDArray[np.int64]:
     index = tv.indices()
     if index.ndim != 2:
         raise UsageError(f"a TV layout has two modes, (thread, value): {tv}")
-    if index.max() >= rows * columns:
-        raise UsageError(f"{tv} reaches index {index.max()}, outside a {rows}x{columns} tile")
+    reach = int(index.min() if index.min() < 0 else index.max())
+    if not 0 <= reach < rows * columns:
+        raise UsageError(f"{tv} reaches index {reach}, outside a {rows}x{columns} tile")
     return np.stack([index % rows, index // rows], -1)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from tensorladder.core import matrixdesc
 from tensorladder.core.errors import UsageError
 from tensorladder.core.matrixdesc import CHUNK, SPANS, MatrixDescriptor
+from tensorladder.core.swizzle import mode
 from tensorladder.draw.grid import Cell, Panel, Picture, check_size
 
 LINE, COLOURS = 128, 8  # bytes of a row of the picture
@@ -114,7 +115,7 @@ def _encoded(named: MatrixDescriptor) -> dict[str, str]:
 def _notes(named: MatrixDescriptor, knobs: Knobs, overlaps: int) -> tuple[str, ...]:
     fields = f"start {named.start:#x}, LBO {named.lbo}, SBO {named.sbo} bytes, base offset {named.base}"
     lines = [fields, ", ".join(f"{unit} {bits}" for unit, bits in _encoded(named).items())]
-    pattern = 8 * SPANS[named.swizzle]
+    pattern = mode(named.swizzle).period
     if named.swizzle != "none" and (named.start - LINE * named.base) % pattern:
         lines.append(f"start is not aligned to the pattern's {pattern} bytes: the tile begins inside it")
     if overlaps:

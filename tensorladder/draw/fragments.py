@@ -13,8 +13,9 @@ import numpy as np
 
 from tensorladder.core import atoms
 from tensorladder.core.errors import UsageError
-from tensorladder.core.layout import Layout, make_tv_layout, parse, tv_to_mn
+from tensorladder.core.layout import Layout, make_layout, make_tv_layout, tv_to_mn
 from tensorladder.draw.grid import Cell, Panel, Picture, check_size, heads
+from tensorladder.draw.layouts import parse_plain
 
 #: colours go by the thread's place in its warp
 COLOURS = 32
@@ -34,10 +35,11 @@ class Mma:
 
 @dataclass(frozen=True)
 class Wgmma:
-    """n: of wgmma.m64nNkK. operand: d (accumulators, any type), or a (A in registers, 16-bit, k16)."""
+    """n: of wgmma.m64nNkK. operand: d (accumulators, any type) or a (A in registers). bits: of an element of A."""
 
     n: int = 32
     operand: str = "d"
+    bits: int = 16
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ def build_mma(knobs: Mma) -> Picture:
 
 
 def _choose(asked: str, known: tuple[str, ...], kind: str) -> tuple[str, ...]:
-    if asked == "all" and len(known) > 1:
+    if asked == "all":
         return known
     chosen = tuple(asked)
     if not chosen or any(name not in known for name in chosen) or len(set(chosen)) < len(chosen):
@@ -135,11 +137,13 @@ def build_wgmma(knobs: Wgmma) -> Picture:
     """D's 64 x N, or A's 64 x 16 where it comes from registers."""
     if knobs.operand not in ("d", "a"):
         raise UsageError(f"wgmma: operand={knobs.operand} must be d (accumulators) or a (A in registers)")
-    d = atoms.wgmma_d(knobs.n)
-    tv, tile = (d, (64, knobs.n)) if knobs.operand == "d" else (atoms.wgmma_a(), (64, 16))
-    axes = "m down, n across" if knobs.operand == "d" else "m down, k across"
-    what = f"accumulators of m64n{knobs.n}" if knobs.operand == "d" else "A in registers of m64nNk16, 16-bit"
-    panel = tv_panel(f"{knobs.operand.upper()} ({axes}) {tv}", tv, tile)
+    a, depth = atoms.wgmma_a(knobs.bits), 256 // knobs.bits
+    tv, across, columns, what = {
+        "d": (atoms.wgmma_d(knobs.n), "n", knobs.n, f"accumulators of m64n{knobs.n}"),
+        "a": (a, "k", depth, f"A in registers of m64nNk{depth}, {knobs.bits}-bit"),
+    }[knobs.operand]
+    tile = (64, columns)
+    panel = tv_panel(f"{knobs.operand.upper()} (m down, {across} across) {tv}", tv, tile)
     words = f"Which of a warpgroup's 128 threads holds which element of a {tile[0]} x {tile[1]} tile, 16 rows a warp."
     notes = ("warp w of the warpgroup holds rows 16 w to 16 w + 15",
              "source: PTX ISA, Register Fragments and Shared Memory Matrix Layouts of wgmma.mma_async")  # fmt: skip
@@ -147,23 +151,34 @@ def build_wgmma(knobs: Wgmma) -> Picture:
 
 
 def build_ldmatrix(knobs: Ldmatrix) -> Picture:
-    """A panel a matrix; a row's head is the thread that gives its address."""
+    """A panel a matrix; a row's head is the thread that gives its address, a cell who receives the element."""
+    return _matrices("ldmatrix", "has", knobs)
+
+
+def build_stmatrix(knobs: Ldmatrix) -> Picture:
+    """The same map the other way: a cell names who gives the element."""
+    return _matrices("stmatrix", "gives", knobs)
+
+
+def _matrices(kind: str, verb: str, knobs: Ldmatrix) -> Picture:
     if not re.fullmatch(r"x?[124]", knobs.count):
-        raise UsageError(f"ldmatrix: count={knobs.count} must be x1, x2 or x4")
+        raise UsageError(f"{kind}: count={knobs.count} must be x1, x2 or x4")
     count = int(knobs.count.removeprefix("x"))
     one = atoms.LDMATRIX_TRANS if knobs.trans else atoms.LDMATRIX
     panels = []
     for i in range(count):
         owners = tuple(f"T{8 * i + row}" for row in range(8))
         panels.append(tv_panel(f"matrix {i}: register {i}", one, (8, 8), place=(0, i), letter="E", rows=owners))
-    title = f"ldmatrix.x{count}{'.trans' if knobs.trans else ''} (stmatrix the other way)"
-    notes = ("head of a row (16 bytes): who gives its address; cell: who has the element, in which half of a register",)
-    return _picture("ldmatrix", title, f"{notes[0]}, E0 the lower.", tuple(panels), notes)
+    title = f"{kind}.x{count}{'.trans' if knobs.trans else ''}: 8 x 8 matrices of 16-bit elements"
+    notes = (
+        f"head of a row of 16 bytes: who gives its address; cell: who {verb} the element, in which half of a register",
+    )
+    return _picture(kind, title, f"{notes[0]}, E0 the lower.", tuple(panels), notes)
 
 
 def build_tv(knobs: Tv) -> Picture:
     """Any TV layout over its tile."""
-    tv = parse(knobs.layout)
+    tv = parse_plain(knobs.layout)
     if min(knobs.tile) < 1:
         raise UsageError(f"tv: tile={knobs.tile[0]}x{knobs.tile[1]} is empty")
     check_size("the tile", knobs.tile[0] * knobs.tile[1])
@@ -173,9 +188,14 @@ def build_tv(knobs: Tv) -> Picture:
     return _picture("tv", f"TV layout {tv} of a {knobs.tile[0]} x {knobs.tile[1]} tile", words, (panel,), ())
 
 
+def _matrix(layout: Layout) -> Layout:
+    """A layout of one mode as a column."""
+    return layout if layout.rank > 1 else make_layout(layout, Layout(1, 0))
+
+
 def build_copy(knobs: Copy) -> Picture:
     """A tiled copy's tile, each thread with its block."""
-    threads, values = parse(knobs.threads), parse(knobs.values)
+    threads, values = _matrix(parse_plain(knobs.threads)), _matrix(parse_plain(knobs.values))
     for name, layout in (("threads", threads), ("values", values)):
         if layout.rank > 2:
             raise UsageError(f"copy: {name}={layout} must have one or two modes")

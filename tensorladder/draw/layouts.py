@@ -12,8 +12,8 @@ from tensorladder.core.layout import ComposedLayout, IntTuple, Layout, index_to_
 from tensorladder.core.swizzle import Swizzle
 from tensorladder.draw.grid import Cell, Panel, Picture, check_size, heads
 
-COLOURS = 8
-_COMPOSED = re.compile(r"(S\w*<[^>]*>)(?:o(-?\d+))?o(.+)")
+COLOURS, LONGEST = 8, 300
+_COMPOSED = re.compile(r"(S\w*<[^>]*>)(?:o(-?\d{1,9}))?o(.+)")
 _SWIZZLE = re.compile(r"(?:S|Sw|Swizzle)<(\d+),(\d+),(-?\d+)>")
 
 
@@ -35,13 +35,20 @@ def parse_swizzle(text: str) -> Swizzle:
     return Swizzle(bits, base, shift)
 
 
+def parse_plain(text: str) -> Layout:
+    """A layout, of numbers and of a length that a picture can have."""
+    if re.search(r"\d{10}", text) or len(text) > LONGEST:
+        raise UsageError(f"layout {text[:40]}...: at most {LONGEST} characters, numbers of at most 9 digits")
+    return parse(text)
+
+
 def parse_layout(text: str) -> Layout | ComposedLayout:
     """A layout, or "S<3,3,3> o 0 o (8,64):(64,1)"."""
     found = _COMPOSED.fullmatch(re.sub(r"\s", "", text))
     if found is None:
-        return parse(text)
+        return parse_plain(text)
     swizzle, offset, plain = found.groups()
-    return ComposedLayout(parse_swizzle(swizzle), int(offset or 0), parse(plain))
+    return ComposedLayout(parse_swizzle(swizzle), int(offset or 0), parse_plain(plain))
 
 
 def build(knobs: Knobs) -> Picture:

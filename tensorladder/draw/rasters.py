@@ -59,8 +59,8 @@ def build(knobs: Knobs) -> Picture:
     title = f"raster of {down} x {across} tiles, down {knobs.raster} rows then the next column, {knobs.ctas} CTAs"
     title += f" in clusters of {cm} x {cn}" if cm * cn > 1 else ""
     notes = tuple(
-        f"wave {i}: {count} tiles read {rows} tiles of A and {columns} of B a step along K, "
-        f"{count / (rows + columns):.1f} tiles of C for each"
+        f"wave {i}: {count} of C's tiles from {rows} of A's and {columns} of B's a step along K, "
+        f"{count / (rows + columns):.1f} for each"
         for i, (count, rows, columns) in enumerate(reads[:COLOURS])
     )
     notes += (f"and {waves - COLOURS} more waves",) if waves > COLOURS else ()

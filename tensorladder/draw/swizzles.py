@@ -147,13 +147,15 @@ def _lanes(knobs: Knobs, tile: _Tile) -> tuple[Lanes, int]:
         return np.zeros(0, np.int64), 0
     if knobs.access not in ACCESSES:
         raise UsageError(f"swizzle: access={knobs.access} must be one of {', '.join(ACCESSES)}, none")
+    if knobs.width not in (0, 1, 2, 4, 8, 16):
+        raise UsageError(f"swizzle: width={knobs.width}: a lane accesses 1, 2, 4, 8 or 16 bytes of shared memory")
     lanes, width = ACCESSES[knobs.access](tile, knobs.at, knobs.width)
     inside = lanes.size and lanes.max() < tile.rows * tile.pitch and int((lanes % tile.pitch).max()) + width <= tile.row
     if not inside:
         raise UsageError(f"swizzle: access={knobs.access}, at={knobs.at} reaches outside the tile: give a lower at")
     if tile.swizzle.bits and width > 1 << tile.swizzle.base:
         raise UsageError(f"swizzle: {tile.swizzle} parts an access of width={width} bytes")
-    bank_conflicts(lanes, width)  # refuses a width or an alignment that no load has
+    bank_conflicts(lanes, width)  # refuses an alignment that no load has
     return lanes, width
 
 

@@ -132,10 +132,22 @@ def test_wgmma_accumulators(n):
     np.testing.assert_array_equal(grid(f"wgmma:{n}", "value"), j % 2 + 2 * (m % 16 // 8) + 4 * (j // 8))
 
 
+@pytest.mark.parametrize("bits", [8, 16, 32])
+def test_wgmma_with_a_in_registers(bits):
+    """PTX ISA: a register holds 32 / bits neighbours along K; then row + 8, then the other half of K."""
+    each = 32 // bits
+    m, k = np.indices((64, 8 * each))
+    what = f"wgmma:operand=a,bits={bits}"
+    np.testing.assert_array_equal(grid(what, "thread"), 32 * (m // 16) + 4 * (m % 8) + k % (4 * each) // each)
+    value = k % each + each * (m % 16 // 8) + 2 * each * (k // (4 * each))
+    np.testing.assert_array_equal(grid(what, "value"), value)
+
+
+@pytest.mark.parametrize("kind", ["ldmatrix", "stmatrix"])
 @pytest.mark.parametrize("count", [1, 2, 4])
 @pytest.mark.parametrize("trans", [False, True])
-def test_ldmatrix(count, trans):
-    what = f"ldmatrix:x{count}{',trans' if trans else ''}"
+def test_ldmatrix_and_stmatrix(kind, count, trans):
+    what = f"{kind}:x{count}{',trans' if trans else ''}"
     panels = record(draw(what))["panels"]
     i, j = np.indices((8, 8))
     row, column = (j, i) if trans else (i, j)
@@ -150,6 +162,7 @@ def test_a_copy_and_a_tv_layout():
     what = "copy:(16,8):(8,1),values=(1,8):(8,1)"
     np.testing.assert_array_equal(grid(what, "thread"), 8 * i + j // 8)
     np.testing.assert_array_equal(grid(what, "value"), j % 8)
+    np.testing.assert_array_equal(grid("copy:8:1,values=4:1", "thread"), np.arange(32)[:, None] // 4)
     assert cells("tv:(2,2):(1,2),tile=2x3")[1, 2]["thread"] is None  # nobody's
     assert cells("tv:(4,2):(0,1),tile=2x1")[0, 0]["text"] == "T0 V0+3"  # broadcast
 
