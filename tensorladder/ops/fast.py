@@ -1,10 +1,10 @@
 """The warm path: a call like one that has been here is one look-up, an empty result, and one call of the driver.
 
 Nothing is planned again. What was launched is kept by extents, with a guard for all else of the tensors that it depends
-on: strides, types, devices, subclasses, gradients, and torch's state in this thread (autograd, vmap and
-tracing are part of a tensor's dispatch keys). That guard is torch's own, which compiled graphs are chosen with; where a
-version of torch has another one, the same is asked in Python. What no guard sees is looked at in each call: modes, the
-last bits of addresses, and whether `out` shares memory with an operand (`unrolled`).
+on: strides, types, devices, subclasses, gradients, and torch's state in this thread (autograd, vmap and tracing are
+part of a tensor's dispatch keys). That guard is torch's own, which compiled graphs are chosen with; where a version of
+torch has another one, the same is asked in Python. What no guard sees is looked at in each call: modes, the last bits
+of addresses, and whether `out` shares memory with an operand (`unrolled`).
 
 torch's dispatcher is left out where it has nothing to do (`eager`): it costs more than all else together.
 """
@@ -39,6 +39,10 @@ _device = getattr(torch._C, "_cuda_getDevice", None)
 _dynamo = torch.compiler.is_dynamo_compiling
 _function_modes, _dispatch_modes = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
 _gradients = torch.is_grad_enabled
+
+
+written = torch.autograd.graph.increment_version
+"""Says that a tensor was written to: autograd then refuses to go back through what had saved it."""
 
 
 def eager(*tensors: Any) -> bool:
@@ -143,7 +147,7 @@ def _written(
     return function(
         kind, asked=asked, tuned=tuned, knobs=knobs, guard=guard(every), gradients=_gradients,
         index=launcher.device, current=_stream, device=_device,
-        on=torch.cuda.device, empty=_empty, shape=shape, dtype=dtype,
+        on=torch.cuda.device, written=written, empty=_empty, shape=shape, dtype=dtype,
         strides=tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape))), known=launcher.factors.known,
         unit=launcher.factors.find(*UNIT)[0], find=launcher.factors.find, prepared=launcher.launches,
     )  # fmt: skip

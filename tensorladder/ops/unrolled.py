@@ -37,7 +37,8 @@ def function(kind: Kind, **values: Any) -> Callable[..., Any]:
 
     values: asked, tuned, knobs: the call's out_dtype, tune and config. guard(*tensors), gradients(). index,
     current(index): the device and its current stream. device(), on(index): the current device. empty(shape, strides,
-    dtype), shape, strides, dtype. known, unit, find: as `factors.Factors` has them. prepared: of each launch.
+    dtype), shape, strides, dtype. written(out): tells autograd. known, unit, find: as `factors.Factors` has them.
+    prepared: of each launch.
     """
     for number, one in enumerate(values.pop("prepared")):
         values |= {f"{name}_{number}": getattr(one, name) for name in ("free", "structures", "call", "again")}
@@ -89,6 +90,8 @@ def _lines(kind: Kind) -> Iterator[str]:
     yield "stream = current(index)"
     for number, places in enumerate(kind.places):
         yield from _launch(number, places)
+    if kind.out:
+        yield "written(out)"
     yield "return out"
 
 

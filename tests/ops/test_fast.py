@@ -116,6 +116,16 @@ def test_out_of_ones_own_is_written_and_may_not_lie_on_an_operand(gpu, planned):
     assert close(tensorladder.matmul(a, b, residual=square, beta=1.0, out=square), exact)
 
 
+def test_autograd_sees_that_out_was_written(gpu):
+    a, b, saved = normal(8, 64), normal(64, 64), normal(8, 64)
+    for _ in range(2):
+        wanting = torch.ones(8, 64, dtype=torch.bfloat16, requires_grad=True)
+        product = (wanting * saved).sum()
+        tensorladder.matmul(a, b, out=saved)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            product.backward()
+
+
 def test_gradients_are_not_lost_after_a_warm_call(gpu, planned):
     a, b = normal(16, 64), normal(64, 64)
     tensorladder.matmul(a, b)
