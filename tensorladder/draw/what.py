@@ -136,7 +136,7 @@ def _value(kind: str, name: str, text: str, default: Any) -> Any:
         return text
     if not re.fullmatch(r"\d{1,9}|0x[0-9a-fA-F]{1,16}", text):
         raise UsageError(f"{kind}: {name}={text} must be a number")
-    return int(text, 0)
+    return int(text, 16 if text.startswith("0x") else 10)
 
 
 def check_output(path: str) -> Path:

@@ -148,6 +148,10 @@ def test_a_slip_of_the_pen_is_drawn_or_refused(data):
         assert picture.panels
 
 
+def test_numbers_may_have_leading_zeros():
+    assert draw("wgmma:032") == draw("wgmma:32") and draw("descriptor:start=0x0800").facts["start"] == 2048
+
+
 def test_a_file_a_record_or_the_text_itself(ask, tmp_path):
     place = str(tmp_path / "f.svg")
     said = ask("draw", "raster:4x4,raster=2,ctas=4", "-o", place)
