@@ -108,6 +108,8 @@ FEATURES = {
                               r"cp\.async\.wait_group 2;", r"st\.global\.v4"],
     "cuda-c1-wgmma": [r"wgmma\.mma_async\.sync\.aligned\.m64n128k16\.f32", r"wgmma\.wait_group\.sync\.aligned\s+1;",
                       "cp.async.bulk.tensor.2d.shared::cta.global", "mbarrier.arrive.expect_tx", r"st\.global\.v4"],
+    "cuda-d1-tcgen05": [*TCGEN05, r"tcgen05\.mma\.cta_group::1\.kind::f16", r"tcgen05\.commit\.cta_group::1",
+                        r"tcgen05\.ld\.sync\.aligned\.32x32b\.x32", "cp.async.bulk.tensor.2d.shared::cta.global"],
     "z2-tmem-lifecycle": [*TCGEN05, r"tcgen05\.st\.sync\.aligned\.32x32b\.x32", r"tcgen05\.wait::st"],
 }  # fmt: skip
 
@@ -218,6 +220,7 @@ def test_clusters_are_launched():
 SASS = {
     "c1-wgmma": ["HGMMA.64x128x16.F32", "UTMALDG.2D", "UTMASTG.2D", "WARPGROUP.DEPBAR.LE gsb0, 0x1"],
     "cuda-c1-wgmma": ["HGMMA.64x128x16.F32", "UTMALDG.2D", "WARPGROUP.DEPBAR.LE gsb0, 0x1"],
+    "cuda-d1-tcgen05": ["UTCHMMA", "UTCBAR", "LDTM.x32", "UTMALDG.2D", "UTCATOMSWS.FIND_AND_SET", "STG.E.128"],
     "c2-warp-specialized": ["HGMMA.64x256x16.F32", "USETMAXREG.TRY_ALLOC", "USETMAXREG.DEALLOC"],
     "c3-persistent": ["HGMMA.64x256x16.F32", "UTMASTG.2D"],
     "c4-multicast": ["HGMMA.64x256x16.F32", "UTMALDG.2D.MULTICAST", "UCGABAR_WAIT"],
@@ -427,6 +430,12 @@ REFUSALS = [
     ("cuda-c1-wgmma", {"tile": (128, 256, 64)}, "ctas_per_sm"),
     ("cuda-c1-wgmma", {"stages": 8}, "stages"),
     ("cuda-c1-wgmma", {"warpgroups": 5}, "warpgroups"),
+    ("cuda-d1-tcgen05", {"arch": "sm_90a"}, "sm_90a"),
+    ("cuda-d1-tcgen05", {"shape": (64, 64, 60)}, "K=60"),
+    ("cuda-d1-tcgen05", {"tile": (64, 128, 64)}, "tile"),
+    ("cuda-d1-tcgen05", {"tile": (128, 96, 64)}, "tile"),
+    ("cuda-d1-tcgen05", {"tile": (128, 128, 128)}, "tile"),
+    ("cuda-d1-tcgen05", {"stages": 8}, "stages"),
 ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 
 import numpy as np
 import pytest
@@ -10,9 +11,9 @@ import pytest
 pytest.importorskip("llvmlite")
 pytest.importorskip("ml_dtypes")
 
-from tensorladder.core.errors import UsageError
+from tensorladder.core.errors import KernelError, UsageError
 from tensorladder.measure import inspect
-from tensorladder.measure.run import TARGETS, judge, plan
+from tensorladder.measure.run import TARGETS, judge, plan, run_rung
 from tensorladder.rungs.cuda.gemm import macros
 from tensorladder.rungs.rung import catalog, find, load
 
@@ -38,6 +39,40 @@ def test_sources_are_shown_whole(info):
     assert "RUNG = Rung(" in inspect.source(info) and "__global__" in inspect.source(info)
     assert len(info.files[1].read_text().splitlines()) < 400
     assert "\n+#include" in inspect.diff(info) or "\n #include" in inspect.diff(info)
+
+
+# (rung, what is cut out of its .cu, what stands there instead, shape)
+COMPLETE, READ = "__syncthreads();  // the tiles are complete", "__syncthreads();  // everybody has read them"
+WAITS = [
+    ("cuda-a2-smem", COMPLETE, "", (64, 64, 64)),
+    ("cuda-a2-smem", READ, "", (64, 64, 64)),
+    ("cuda-b1-wmma-smem", COMPLETE, "", (64, 64, 96)),
+    ("cuda-b1-wmma-smem", READ, "", (64, 64, 96)),
+    ("cuda-d1-tcgen05", "barrier_wait(full + 8 * (tile % STAGES), tile / STAGES % 2);", "", (128, 128, 256)),
+    ("cuda-d1-tcgen05", "if (before >= 0) barrier_wait(empty + 8 * (before % STAGES), before / STAGES % 2);", "",
+     (128, 128, 1024)),
+    ("cuda-d1-tcgen05", "barrier_wait(done, 0);", "", (128, 128, 128)),
+    ("cuda-d1-tcgen05", "tile + STAGES < tiles_k", "tile % 2", (128, 128, 1024)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "text", "instead", "shape"), WAITS)
+def test_a_kernel_without_it_is_found_out(name, text, instead, shape, tmp_path, monkeypatch):
+    info = find(name)
+    source = info.files[1].read_text()
+    assert source.count(text) == 1
+    for header in info.path.parent.glob("*.cuh"):
+        shutil.copy(header, tmp_path)
+    (tmp_path / info.files[1].name).write_text(source.replace(text, instead))
+    monkeypatch.setattr(load(info), "__file__", str(tmp_path / info.path.name))
+    for policy in ("lazy", "timed", "random:1", "random:2"):
+        try:
+            result = run_rung(info, shape=shape, policy=policy, timeout=30)
+        except KernelError:
+            return
+        if not result.ok:
+            return
+    raise AssertionError(f"{text!r} seems not to be needed")
 
 
 def arrays(*shapes, dtype=np.float32):
