@@ -40,6 +40,7 @@ def test_a_call_has_its_means_and_every_shape_with_the_losses():
     told = tables.details(kept)
     assert "| 1, 6144, 4096 | Llama-3-8B qkv, decode of 1 | c7 | 10.0 | 7.5 | 700 | 1.200 | 0.900 (h) |" in told
     assert "| matmul | 5, 5, 5 |  | c7 | wrong |" in told and "QuACK 0.6.5" in told and "(h): the GPU waited" in told
+    assert "2 of its 31 shapes: the GPU's time was up." in told
     assert "](benchmarks/results/llm-h200.svg)" in tables.linked(shown)
 
 
