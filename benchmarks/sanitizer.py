@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -133,12 +133,12 @@ def _ending(said: str, status: int | None, counted: bool) -> str:
 
 
 def run(folder: Path, tools: Sequence[str], jobs: int, only: Sequence[str]) -> Iterator[bench.Record]:
-    """Records of all targets under all tools."""
+    """Records of all targets under all tools, as they are done."""
     asked = [target for target in targets(folder) if not only or any(word in target for word in only)]
     groups = [asked[at : at + GROUP] for at in range(0, len(asked), GROUP)]
     with ThreadPoolExecutor(jobs) as pool:
-        for found in pool.map(lambda pair: examine(pair[0], folder, pair[1]), [(t, g) for t in tools for g in groups]):
-            yield from found
+        for done in as_completed([pool.submit(examine, tool, folder, group) for tool in tools for group in groups]):
+            yield from done.result()
 
 
 def table(records: Sequence[bench.Record]) -> str:
