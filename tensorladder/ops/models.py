@@ -46,6 +46,7 @@ def two_lines(major: str, rows: int, k: int, size: int) -> bool:
 LATENCY = 3046.0  # clocks from a request to global memory until its bytes are there, under load
 L2_FILLED = 10070.0  # bytes a clock that L2 takes from global memory while it gives none
 L2_OF_ALL = 8000.0  # bytes a clock that arrive at all SMs together, at most
+UNKNOWN = 4.0  # times as long, where a tile is so empty that it was not measured: the fit says nothing there
 #: of all SMs, those that clusters of so many CTAs can occupy at a time: some groups of SMs have odd ones out
 USABLE = {3: 39 / 44, 4: 30 / 33, 8: 30 / 33}
 
@@ -164,7 +165,8 @@ def _c7_us(knobs: dict[str, Any], product: Product, sm_count: int) -> float:
     main, waves = main_loops(tiles, knobs["raster"], multiply, inf, C7_MEMORY)
     shown = (waves if knobs["split"] else 1) * EPILOGUE_ELEMENT * rows * cols
     compute = main + shown + C7_CLUSTER * (ctas > 1)
-    return C7_LAUNCH + compute / CLOCKS_A_US
+    unknown = (m <= 64 < rows * cm) or 2 * n <= cols > 64
+    return (C7_LAUNCH + compute / CLOCKS_A_US) * (UNKNOWN if unknown else 1.0)
 
 
 # ------------------------------------------------------------------------------------------------------- c8: split-K
@@ -225,7 +227,8 @@ def _c8_us(knobs: dict[str, Any], product: Product, sm_count: int) -> float:
     main, waves = main_loops(tiles, inf, multiply, C8_ARRIVING, memory)
     shown = (1 + (waves - 1) * C8_MORE) * (EPILOGUE_ELEMENT * rows * cols + C8_SUMS[split])
     ramp = C8_RAMP * min(1.0, tiles.down * tiles.across / resident)
-    return C8_LAUNCH + (main + shown + ramp) / CLOCKS_A_US
+    unknown = 4 * m <= rows > 8 or m > 8 * rows
+    return (C8_LAUNCH + (main + shown + ramp) / CLOCKS_A_US) * (UNKNOWN if unknown else 1.0)
 
 
 MODELS: dict[str, Model] = {
