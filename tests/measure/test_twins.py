@@ -1,0 +1,56 @@
+"""The table of twins: what counts as a line of code, and rungs that exist."""
+
+from __future__ import annotations
+
+from benchmarks import twins
+from tensorladder.rungs.rung import find
+
+PYTHON = '''"""A docstring,
+of two lines."""
+
+import os  # one
+
+
+def f(x):
+    """Not counted."""
+    # nor this
+    text = """but
+this"""
+    return text, (
+        x,
+    )
+'''
+CUDA = """// A comment.
+#include "b.cuh"
+
+/* another,
+   longer */
+int f() { return 1; }  // two
+"""
+
+
+def test_lines_of_code(tmp_path):
+    (tmp_path / "a.py").write_text(PYTHON)
+    (tmp_path / "a.cu").write_text(CUDA)
+    (tmp_path / "b.cuh").write_text("#pragma once\n// no\nint g();\n")
+    assert twins._python(tmp_path / "a.py") == 7
+    assert twins._cuda(tmp_path / "a.cu") == 2
+    files = twins._files([tmp_path / "a.py", tmp_path / "a.cu"])
+    assert [path.name for path in files] == ["a.py", "a.cu", "b.cuh"]
+
+
+def test_twins_compute_the_same():
+    for names in twins.TWINS:
+        ours, theirs = (find(name) for name in names)
+        assert ours.series == "cuda" and theirs.series == ours.step[-2]
+        assert ours.problem is theirs.problem and "fp16" in ours.dtypes
+
+
+def test_times_are_read_from_kept_results(tmp_path):
+    kept = tmp_path / "ladder.jsonl"
+    kept.write_text(
+        '{"machine": {}}\n'
+        '{"rung": "c1-wgmma", "shape": [2048, 2048, 2048], "dtype": "fp16", "ok": true, "tflops": 500.0}\n'
+        '{"rung": "b5-tma", "shape": [4096, 4096, 4096], "dtype": "fp16", "ok": true, "tflops": 300.0}\n'
+    )
+    assert twins.measured([str(kept)]) == {"c1-wgmma": 500.0}
