@@ -15,6 +15,7 @@ pytest.importorskip("ml_dtypes")
 from tensorladder.core.errors import KernelError, UsageError
 from tensorladder.measure import inspect
 from tensorladder.measure.run import TARGETS, judge, plan, run_rung
+from tensorladder.problems.problem import numpy_empty
 from tensorladder.rungs.cuda.gemm import macros
 from tensorladder.rungs.rung import catalog, find, load
 
@@ -109,6 +110,28 @@ def test_other_arrays_are_refused(given, words):
     program = load(find("cuda-a1-naive")).compile("sm_80", (4, 6, 8), "fp32")
     with pytest.raises(UsageError, match=words):
         program.launches(*given)
+
+
+STARTS = [("cuda-b1-wmma", 32), ("cuda-b2-vectorized-2d", 16), ("cuda-d1-tcgen05", 16)]
+
+
+def test_other_extents_are_refused_by_the_compiled_program_too():
+    program = load(find("cuda-b2-vectorized-2d")).compile("sm_80", (16, 16, 16), "fp16")
+    with pytest.raises(UsageError, match="K=15: pad it to a multiple of 8"):
+        program.launches(*arrays((16, 15), (16, 15), (16, 16), dtype=np.float16))
+
+
+@pytest.mark.parametrize(("name", "align"), STARTS)
+def test_arrays_start_where_vectors_can(name, align):
+    info = find(name)
+    program = load(info).compile(info.archs[0], (16, 16, 16), "fp16")
+    whole = numpy_empty("X", (4, 16, 16), np.float16)  # of 512 bytes each, from a multiple of 256 on
+    assert program.launches(*whole[:3])
+    shifted = whole.reshape(-1)[align // 4 : align // 4 + 256].reshape(16, 16)
+    for at, operand in enumerate("ABC"):
+        given = [shifted if i == at else whole[1 + i] for i in range(3)]
+        with pytest.raises(UsageError, match=f"{operand} must start at a multiple of {align} bytes"):
+            program.launches(*given)
 
 
 def test_knobs_become_macros():

@@ -58,4 +58,4 @@ def compile(arch: str, shape: tuple[int, ...], dtype: str, config: WmmaCudaConfi
     def geometry(m: int, n: int, k: int) -> Geometry:
         return (ceil_div(n, 16 * config.warps_n), ceil_div(m, 16 * config.warps_m), 1), (32 * warps, 1, 1), 0
 
-    return compile_gemm(RUNG, __file__, arch, dtype, config, geometry)
+    return compile_gemm(RUNG, __file__, arch, dtype, config, geometry, align=32)

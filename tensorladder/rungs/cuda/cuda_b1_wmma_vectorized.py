@@ -67,4 +67,4 @@ def compile(arch: str, shape: tuple[int, ...], dtype: str, config: WmmaVectorize
     def geometry(m: int, n: int, k: int) -> Geometry:
         return (ceil_div(n, bN), ceil_div(m, bM), 1), (32 * warps, 1, 1), 0
 
-    return compile_gemm(RUNG, __file__, arch, dtype, config, geometry, k_multiple=8)
+    return compile_gemm(RUNG, __file__, arch, dtype, config, geometry, k_multiple=8, align=16)

@@ -87,4 +87,4 @@ def compile(arch: str, shape: tuple[int, ...], dtype: str, config: WgmmaCudaConf
     def operands(a: View, b: View, c: View) -> tuple[Parameter, ...]:
         return tma_operand(a, (bM, bK)), tma_operand(b, (bN, bK)), c.data
 
-    return compile_gemm(RUNG, __file__, arch, dtype, config, geometry, operands, k_multiple=8)
+    return compile_gemm(RUNG, __file__, arch, dtype, config, geometry, operands, k_multiple=8, align=16)

@@ -54,8 +54,10 @@ def compile_gemm(
     geometry: Callable[[int, int, int], Geometry],
     operands: Callable[[View, View, View], tuple[Parameter, ...]] = addresses,
     k_multiple: int = 1,
+    align: int = 1,
 ) -> Program:
-    """The .cu beside the rung's `file`, for every (M, N, K) with K a multiple of k_multiple.
+    """The .cu beside the rung's `file`, for every (M, N, K) with K a multiple of k_multiple, arrays at multiples of
+    `align` bytes.
 
     Its kernel takes what `operands` makes of A (M, K), B (N, K) and C (M, N), all row-major, and then the integers M,
     N and K. geometry(m, n, k): how it is launched.
@@ -64,6 +66,8 @@ def compile_gemm(
     def call(*arrays: View) -> Call:
         m, n, k = extents(rung.name, dtype, *arrays)
         rung.require(k % k_multiple == 0, f"K={k}: pad it to a multiple of {k_multiple}")
+        for (operand, _), array in zip(OPERANDS, arrays):
+            rung.require(array.data % align == 0, f"{operand} must start at a multiple of {align} bytes: copy it")
         grid, block, smem = geometry(m, n, k)
         return Call(grid, block, (*operands(*arrays), m, n, k), smem)
 
