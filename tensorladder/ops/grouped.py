@@ -17,6 +17,7 @@ from torch import Tensor
 from tensorladder.core.errors import MissingExtra, UsageError
 from tensorladder.measure.dynamic import templates
 from tensorladder.ops import architecture, execute, fast, launch, on_virtual
+from tensorladder.ops.direct import direct
 from tensorladder.ops.grouped_plan import GroupedPlan, choose, plan, rank
 from tensorladder.ops.inputs import TYPES, array, maybe, name_of, tensor
 from tensorladder.ops.launch import Compiled, Launcher
@@ -296,17 +297,7 @@ def _rows(bias: Tensor) -> tuple[int, int]:
 operator.register_autograd(_backward, setup_context=_save)
 
 
-class Direct(torch.autograd.Function):
-    """The operator of the same parts for plain tensors, of which it costs less: no signature is looked at."""
-
-    backward = staticmethod(_backward)
-
-    @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> Tensor:  # type: ignore[override]
-        """What the operator would do."""
-        made = compute(*arguments)
-        _save(ctx, arguments, made)
-        return made
+Direct = direct(compute, _save, _backward)
 
 
 class Differentiated(torch.autograd.Function):

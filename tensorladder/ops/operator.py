@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tensorladder.core.errors import UsageError
 from tensorladder.ops import execute, fast, launch
+from tensorladder.ops.direct import direct
 from tensorladder.ops.inputs import TYPES, array, maybe, name_of
 from tensorladder.ops.plan import Plan, plan
 
@@ -287,17 +288,7 @@ def call(*arguments: Any) -> Tensor:
     return matmul(*arguments)
 
 
-class Direct(torch.autograd.Function):
-    """`matmul` of the same parts for plain tensors, of which it costs less: no signature is looked at in each call."""
-
-    backward = staticmethod(_backward)
-
-    @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> Tensor:  # type: ignore[override]
-        """What the operator would do."""
-        made = compute(*arguments)
-        _save(ctx, arguments, made)
-        return made
+Direct = direct(compute, _save, _backward)
 
 
 class Transformed(torch.autograd.Function):
