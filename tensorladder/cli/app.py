@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from tensorladder import __version__
-from tensorladder.cli import bench, climb, doctor, draw, exec, list, output, pack, run, show
+from tensorladder.cli import bench, climb, doctor, draw, exec, list, output, pack, report, run, show
 from tensorladder.core.errors import TensorladderError
 
 USAGE = 2
@@ -38,6 +38,7 @@ app.command("climb")(climb.climb)
 app.command("pack")(pack.pack)
 app.command("bench")(bench.bench)
 app.command("draw")(draw.draw)
+app.command("report")(report.report)
 # Options before SCRIPT are ours, those after it are the script's.
 app.command("exec", context_settings={"allow_interspersed_args": False})(exec.exec_script)
 

@@ -1,0 +1,41 @@
+"""`tensorladder report -o F.html`: the ladder, its changes and its figures as one page that needs no network."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tensorladder import report as library
+from tensorladder.cli import output
+from tensorladder.cli.list import record
+from tensorladder.cli.options import Json
+from tensorladder.core.errors import UsageError
+from tensorladder.report.results import KEPT
+
+
+def report(
+    file: Annotated[str | None, typer.Option("-o", "--output", metavar="F.html", help="the file to write")] = None,
+    results: Annotated[
+        str | None,
+        typer.Option("--results", metavar="DIR", help=f"result files of `bench` (default: {KEPT}, if there)"),
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Write one HTML page: the ladder, each rung's lesson and changes, pictures of what was measured."""
+    if file is None and not as_json:
+        raise UsageError("nowhere to write: -o ladder.html names a file (--json prints the facts)")
+    place = library.check_output(file) if file is not None else None
+    facts = library.gather(results)
+    size = library.write(place, library.page(facts)) if place is not None else None
+    if as_json:
+        for rung in facts.rungs:
+            output.emit({**record(rung.info), **rung.record()})
+        for anchor, one in facts.results:
+            output.emit({"results": one.name, "anchor": anchor, "where": one.where, "records": len(one.records)})
+        summary = {"file": file, "bytes": size, "rungs": len(facts.rungs), "results": len(facts.results)}
+        output.emit({"summary": summary})
+    else:
+        megabytes = f"{(size or 0) / 1e6:.1f} MB"
+        output.write(f"{file}: {len(facts.rungs)} rungs, {len(facts.results)} result files, {megabytes}")
+    return 0
