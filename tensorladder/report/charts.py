@@ -18,8 +18,14 @@ _HEAD = re.compile(r"<svg xmlns='[^']*' width='(\d+)' height='(\d+)'")
 
 def inline(svg: str, label: str) -> Markup:
     """A picture with a name and a view box; its name space is the page's."""
-    named = rf"<svg class='chart' role='img' aria-label='{words(label)}' viewBox='0 0 \1 \2' width='\1' height='\2'"
-    return Markup(_HEAD.sub(lambda found: found.expand(named.replace("\\", "\\")), svg, count=1).strip())
+    name = words(label)
+
+    def head(found: re.Match[str]) -> str:
+        width, height = found.groups()
+        sizes = f"viewBox='0 0 {width} {height}' width='{width}' height='{height}'"
+        return f"<svg class='chart' role='img' aria-label='{name}' {sizes}"
+
+    return Markup(_HEAD.sub(head, svg, count=1).strip())
 
 
 def style() -> str:

@@ -38,14 +38,12 @@ def tag(name: str, /, *children: str, **attributes: str | bool | None) -> Markup
     return Markup(f"<{name}{said}>" + ("" if name in VOID else f"{join(children)}</{name}>"))
 
 
-def table(
-    heads: Sequence[str], rows: Iterable[Sequence[str]], caption: str, right: Sequence[str] = (), headed: bool = True
-) -> Markup:
-    """A table in a frame that scrolls. right: columns of figures. headed: a row's first cell is its heading."""
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]], caption: str, right: Sequence[str] = ()) -> Markup:
+    """A table in a frame that scrolls, a row's first cell its heading. right: columns of figures."""
     side = {i: "figure" for i, head in enumerate(heads) if head in right}
     lines = [
         tag("tr", *(
-            tag("th", cell, scope="row") if headed and not i else tag("td", cell, class_=side.get(i))
+            tag("th", cell, scope="row") if i == 0 else tag("td", cell, class_=side.get(i))
             for i, cell in enumerate(row)
         ))
         for row in rows

@@ -26,7 +26,8 @@ def ladder(facts: Facts) -> Markup:
     baselines = " or ".join(dict.fromkeys(one.record["baseline"] for one in best if one.record["baseline"]))
     measured = (f"TFLOPS (over {baselines})" if baselines else "TFLOPS",) if best else ()
     heads = ("rung", "adds", "parent", "compiles for", "problem", *measured)
-    top = tag("tr", *(tag("th", head, scope="col") for head in heads))
+    figures = dict.fromkeys(measured, "figure")
+    top = tag("tr", *(tag("th", head, scope="col", class_=figures.get(head)) for head in heads))
     bodies = [
         tag("tbody", tag("tr", tag("th", f"Series {series}", colspan=str(len(heads)), scope="rowgroup")),
             *(_row(facts, one, bool(best)) for one in group), class_="series")
@@ -63,8 +64,9 @@ def _link(facts: Facts, name: str | None) -> str:
 def _speed(best: Timing | None) -> str:
     if best is None:
         return ""
-    ratio = best.record.get("ratio")
-    return f"{best.record['tflops']:.4g}" + (f" ({ratio:.2f})" if ratio else "")
+    ratio = best.record["ratio"]
+    over = f" ({ratio:.{2 if ratio >= 0.1 else 4}f})" if ratio else ""
+    return f"{best.record['tflops']:.4g}{over}"
 
 
 def rungs(facts: Facts) -> Markup:
@@ -158,8 +160,10 @@ PARTS: tuple[Callable[[Facts, RungFacts], Markup | None], ...] = (_lesson, _knob
 
 
 def results(facts: Facts) -> Markup:
-    """A part for each result file: its pictures, and its records in a table."""
-    return join(_results(anchor, one) for anchor, one in facts.results)
+    """Links to them, then a part for each result file: its pictures, and its records in a table."""
+    links = [tag("li", tag("a", f"{one.suite} on {one.where}", href=f"#{anchor}")) for anchor, one in facts.results]
+    parts = [_results(anchor, one) for anchor, one in facts.results]
+    return join([tag("ul", *links, class_="links"), *parts] if parts else [])
 
 
 def _results(anchor: str, one: Results) -> Markup:

@@ -30,7 +30,7 @@ from tensorladder.rungs.rung import Rung, RungInfo, catalog
 ROOT = Path(__file__).parents[2]
 KEPT = str(ROOT / "benchmarks" / "results")
 VOID = {"meta", "link", "input"}
-HOSTILE = "</script></style><img src=x onerror=alert(1)>'\"&amp; `<b>` \u202e\0"
+HOSTILE = "</script></style><img src=x onerror=alert(1)>'\"&amp; `<b>` \\1 \\q \u202e\0"
 
 
 class Node:
