@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from tensorladder import __version__
-from tensorladder.cli import bench, climb, doctor, draw, exec, list, output, pack, report, run, show
+from tensorladder.cli import bench, climb, doctor, draw, exec, list, output, pack, report, run, show, submit
 from tensorladder.core.errors import TensorladderError
 
 USAGE = 2
@@ -41,6 +41,7 @@ app.command("draw")(draw.draw)
 app.command("report")(report.report)
 # Options before SCRIPT are ours, those after it are the script's.
 app.command("exec", context_settings={"allow_interspersed_args": False})(exec.exec_script)
+app.command("submit", context_settings={"allow_interspersed_args": False})(submit.submit)
 
 
 def _print_version(wanted: bool) -> None:

@@ -47,17 +47,17 @@ def examine() -> list[Check]:
 
 def requirements(extra: str | None) -> list[str]:
     """Names of the packages that `extra` brings (None: the base), as the installed package declares them."""
+    return [match.group(1) for match in map(_REQUIREMENT.match, declared(extra)) if match]
+
+
+def declared(extra: str | None) -> list[str]:
+    """What `extra` (None: the base) asks of an installer, such as "numpy>=2.0"; empty for a package not installed."""
     try:
         lines = importlib.metadata.requires("tensorladder") or []
     except importlib.metadata.PackageNotFoundError:
         return []
-    names = []
-    for line in lines:
-        match = _REQUIREMENT.match(line)
-        of = _EXTRA.search(line)
-        if match and (of.group(1) if of else None) == extra:
-            names.append(match.group(1))
-    return names
+    extras = [_EXTRA.search(line) for line in lines]
+    return [line.partition(";")[0].strip() for line, of in zip(lines, extras) if (of and of.group(1)) == extra]
 
 
 def _python() -> Check:
@@ -129,6 +129,8 @@ def _works(extras: dict[str, Check], machine: dict[str, bool]) -> Iterator[Check
     yield _verb("pack", climb, "the climb extra")
     yield _verb("bench --pack", torch and gpu, "a GPU and the torch extra")
     yield _verb("exec", climb and torch, "the climb and torch extras")
+    yield _verb("submit --on ray", extras["ray"].ok, "the ray extra")
+    yield _verb("submit --on modal", extras["modal"].ok, "the modal extra, and an account")
     yield _verb("show --sass", climb and sass, "the climb extra and nvdisasm (the cuda extra)")
 
 
