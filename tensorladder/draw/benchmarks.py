@@ -98,16 +98,20 @@ def _key(colours: Mapping[str, str]) -> list[str]:
     return parts
 
 
+EIGHT_BITS = ("e4m3", "e5m2")
+
+
 def roofline(machine: Record, records: Iterable[Record]) -> str:
-    """TFLOPS over operations a byte (every array moved once), both logarithmic, under the machine's two roofs."""
+    """TFLOPS over operations a byte (every array moved once), both logarithmic, under the machine's roofs: memory's, and
+    the tensor cores' for the element types that are there."""
     rows = [row for row in _timed(records) if row.get("bytes")]
     width, height, left, bottom = 620, 380, 60, 40
     points = [(row["flops"] / row["bytes"], row["tflops"], row["rung"]) for row in rows]
     rungs = list(dict.fromkeys(rung for _, _, rung in points))
-    peak, memory = machine.get("peak_tflops"), machine.get("memory_bytes_s")
+    memory, peaks = machine.get("memory_bytes_s") or 0.0, _peaks(machine, rows)
     xs, ys = [x for x, _, _ in points] or [1.0], [y for _, y, _ in points] or [1.0]
     x0, x1 = math.floor(math.log10(min(xs))), math.ceil(math.log10(max(xs) * 1.01))
-    y0, y1 = math.floor(math.log10(min(ys))), math.ceil(math.log10(max([*ys, peak or 0.0]) * 1.01))
+    y0, y1 = math.floor(math.log10(min(ys))), math.ceil(math.log10(max([*ys, *peaks]) * 1.01))
 
     def at(x: float, y: float) -> tuple[float, float]:
         across = (math.log10(x) - x0) / (x1 - x0)
@@ -115,14 +119,14 @@ def roofline(machine: Record, records: Iterable[Record]) -> str:
         return left + across * (width - left - 20), TOP + (1 - up) * (height - TOP - bottom)
 
     parts = _grid(at, range(x0, x1 + 1), range(y0, y1 + 1))
-    if peak and memory:
+    for peak, bits in peaks.items() if memory else ():
         ridge = peak * 1e12 / memory
         start = max(10.0**x0, 10.0**y0 * 1e12 / memory)
         corners = [(start, start * memory / 1e12), (min(ridge, 10.0**x1), min(peak, 10.0**x1 * memory / 1e12))]
         corners += [(10.0**x1, peak)] if ridge < 10.0**x1 else []
         path = "L".join("{:.1f} {:.1f}".format(*at(*corner)) for corner in corners)
         parts.append(f"<path d='M{path}' fill='none' stroke='{INK}' stroke-width='1.5'/>")
-        words = f"{peak:.0f} TFLOPS at the highest clock"
+        words = f"{peak:.0f} TFLOPS at the highest clock, {bits} bits"
         parts.append(_text(width - 24, at(10.0**x1, peak)[1] - 5, words, anchor="end"))
     for x, y, rung in points:
         px, py = at(x, y)
@@ -135,6 +139,13 @@ def roofline(machine: Record, records: Iterable[Record]) -> str:
     parts.append(_text((left + width) / 2, height - 6, "operations a byte", anchor="middle"))
     title = f"TFLOPS by arithmetic intensity on {_name(machine)}"
     return _svg(width + 250, max(height, TOP + ROW * len(rungs) + 10), title, parts)
+
+
+def _peaks(machine: Record, rows: Sequence[Record]) -> dict[float, int]:
+    """TFLOPS at most -> bits of the operands that are multiplied at that rate: half the bits, twice the rate."""
+    peak = machine.get("peak_tflops")
+    narrow = {row["dtype"] in EIGHT_BITS for row in rows}
+    return {peak * (1 + eight): 8 if eight else 16 for eight in sorted(narrow)} if peak else {}
 
 
 def _grid(at: Any, columns: Sequence[int], rows: Sequence[int]) -> list[str]:
