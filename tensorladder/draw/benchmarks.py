@@ -102,8 +102,8 @@ EIGHT_BITS = ("e4m3", "e5m2")
 
 
 def roofline(machine: Record, records: Iterable[Record]) -> str:
-    """TFLOPS over operations a byte (every array moved once), both logarithmic, under the machine's roofs: memory's, and
-    the tensor cores' for the element types that are there."""
+    """TFLOPS over operations a byte (every array moved once), both logarithmic, under the roofs of memory and of the
+    tensor cores, for the element types that are there."""
     rows = [row for row in _timed(records) if row.get("bytes")]
     width, height, left, bottom = 620, 380, 60, 40
     points = [(row["flops"] / row["bytes"], row["tflops"], row["rung"]) for row in rows]
