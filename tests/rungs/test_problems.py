@@ -24,6 +24,7 @@ SMALL = {
     "tv_to_mn": (2, 4),
     "doubled": (33, 20),
     "gemm_block_scaled": (130, 24, 160),
+    "ragged_gemm": (4, 40, 24, 40),
 }
 CASES = [(name, dtype) for name, problem in PROBLEMS.items() for dtype in problem.dtypes]
 
