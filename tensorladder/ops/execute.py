@@ -12,7 +12,7 @@ import torch
 
 from tensorladder.core.errors import UsageError
 from tensorladder.core.program import Program
-from tensorladder.ops import fast, kernels, launch, on_virtual, packs
+from tensorladder.ops import fast, inputs, kernels, launch, on_virtual, packs
 from tensorladder.ops import tune as tuning
 from tensorladder.ops.architecture import DEFAULT, of_gpu, virtual
 from tensorladder.ops.choose import choose
@@ -51,12 +51,11 @@ def run(
     product), scale_a and scale_b (both or none).
     """
     asked = virtual()
-    given = [tensor for tensor in tensors.values() if tensor is not None]
-    devices = {tensor.device for tensor in given}
-    if len(devices) > 1:
-        places = ", ".join(f"{name} on {tensor.device}" for name, tensor in tensors.items() if tensor is not None)
-        raise UsageError(f"all tensors must lie on one device: {places}")
-    (device,) = devices
+    if config is not None:
+        kernels.check(config, kernels.Product(plan.m, plan.n, plan.k, plan.l, plan.form))
+    inputs.one_device(tensors)
+    inputs.in_memory(tensors)
+    device = tensors["a"].device  # type: ignore[union-attr]
     if asked is not None and device.type == "cpu":
         if tune:
             tuning.on_the_virtual_gpu()
@@ -81,9 +80,6 @@ def _on_gpu(
     device = tensors["a"].get_device()  # type: ignore[union-attr]
     have, sms = _properties(device)
     arch = of_gpu(have)
-    for name, tensor in tensors.items():
-        if tensor is not None and not tensor.data_ptr():
-            raise UsageError(f"{name}: has no memory of its own: copy it")
     with torch.cuda.device(device):
         driver.use_context(device)
         if config is None:

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from tensorladder.core.errors import MissingExtra, UsageError
 from tensorladder.measure.dynamic import templates
-from tensorladder.ops import architecture, execute, fast, launch, on_virtual
+from tensorladder.ops import architecture, execute, fast, kernels, launch, on_virtual
 from tensorladder.ops.direct import direct
 from tensorladder.ops.grouped_plan import GroupedPlan, choose, plan, rank
-from tensorladder.ops.inputs import TYPES, array, maybe, name_of, tensor
+from tensorladder.ops.inputs import TYPES, array, element_type, in_memory, maybe, name_of, one_device, tensor
 from tensorladder.ops.launch import Compiled, Launcher
 from tensorladder.ops.operator import SLOPES, VALUES
 from tensorladder.ops.plan import ALIGN
@@ -77,11 +77,13 @@ def grouped_matmul(
         if one is None or one.dim() not in (2, 3):
             given = "None" if one is None else f"shape {tuple(one.shape)}"
             raise UsageError(f"{name}: {given}: it takes 2 extents, or 3 with the groups first")
+    element_type("out_dtype", out_dtype)
+    one_device(dict(zip(named, inputs)))
     if a.dim() == b.dim() == 3:
         if offs is not None:
             raise UsageError("offs: a and b have 3 extents, nothing is ragged: leave it out")
         scales = {"scale_a": scale_a, "scale_b": scale_b}
-        return matmul(a, b, bias=bias, activation=activation, out_dtype=out_dtype, **scales)
+        return matmul(a, b, bias=bias, activation=activation, out_dtype=out_dtype, config=config, **scales)
     if offs is None:
         raise UsageError("offs: None: it says where each group ends, int32 (G,)")
     if a.dim() == 3:
@@ -156,9 +158,10 @@ def _without_product(planned: GroupedPlan, out: Tensor, offs: Tensor, bias: Tens
 
 def _run(planned: GroupedPlan, given: dict[str, Tensor], config: Any) -> Optional[Launcher]:
     """Multiply; on a GPU, gives what does so again."""
-    if len({one.device for one in given.values()}) > 1:
-        places = ", ".join(f"{name} on {one.device}" for name, one in given.items())
-        raise UsageError(f"all tensors must lie on one device: {places}")
+    one_device(given)
+    in_memory(given)
+    if config is not None:
+        kernels.check(config, kernels.Product(planned.m, planned.n, planned.k, 1, planned.form))
     device, asked = given["a"].device, architecture.virtual()
     if asked is not None and device.type == "cpu":
         if asked.arch != ARCH:

@@ -36,10 +36,43 @@ def tensor(name: str, given: Any) -> Any:
     strides = getattr(given, "strides", None)
     if isinstance(strides, tuple) and any(step < 0 for step in strides):
         raise UsageError(f"{name}: strides {strides} in bytes: none may be negative, copy it")
+    if name == "out" and isinstance(given, np.ndarray) and not given.flags.writeable:
+        raise UsageError("out: a read-only array: give one that may be written")
     try:
         return torch.from_dlpack(dlpack.of_numpy(given) if isinstance(given, np.ndarray) else given)
+    except UsageError as error:
+        raise UsageError(f"{name}: {error}") from error
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         raise UsageError(f"{name}: {type(given).__name__}: no DLPack: {str(error).splitlines()[0]}") from error
+
+
+def number(name: str, given: Any) -> float:
+    """A factor. UsageError unless it is one."""
+    try:
+        return float(given)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{name}: {given!r}: it takes a number") from error
+
+
+def element_type(name: str, given: Any) -> None:
+    """UsageError unless it is None or one of torch's types: an operator could not carry anything else."""
+    if given is not None and not isinstance(given, torch.dtype):
+        raise UsageError(f"{name}: {given!r}: it takes a torch.dtype, such as torch.float32")
+
+
+def one_device(given: dict[str, Any]) -> None:
+    """UsageError where tensors lie on different devices, the meta device among them: nothing would be computed."""
+    there = {name: one.device for name, one in given.items() if one is not None}
+    if any(place != there["a"] for place in there.values()):
+        places = ", ".join(f"{name} on {place}" for name, place in there.items())
+        raise UsageError(f"all tensors must lie on one device: {places}")
+
+
+def in_memory(given: dict[str, Any]) -> None:
+    """UsageError where a tensor has no memory: freed, or zeros that torch never made."""
+    for name, one in given.items():
+        if one is not None and one.numel() and not one.data_ptr():
+            raise UsageError(f"{name}: has no memory of its own: copy it")
 
 
 def maybe(name: str, given: Tensor | None) -> Array | None:

@@ -148,6 +148,20 @@ def can_build() -> bool:
     return importlib.util.find_spec("cutlass") is not None
 
 
+def check(config: Any, product: Product) -> None:
+    """UsageError unless the kernel whose knobs these are computes all of a product: one that is flat would leave out
+    what it has no argument for."""
+    kernel, form = of(config), product.form
+    if bool(form.ragged) != (kernel.name == "c9"):
+        takes = "grouped_matmul alone" if kernel.name == "c9" else "matmul and swiglu: give a GroupedGemmConfig"
+        raise UsageError(f"config: {kernel.config} is for {takes}")
+    if kernel.flat and not _plain(product):
+        raise UsageError(
+            f"config: {kernel.config} is for one product of fp16 or bf16 whose rows are multiples of 16 bytes, with no "
+            f"scales and not gated, this is {_described(product)}: FusedGemmConfig takes all"
+        )
+
+
 def build(arch: str, form: Form, config: Any) -> Program:
     """The compiled kernel for all extents of a form. MissingExtra without the DSL; UsageError for impossible knobs."""
     kernel = of(config)

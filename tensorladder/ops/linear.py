@@ -26,6 +26,9 @@ class Linear(torch.nn.Linear):
         self, in_features: int, out_features: int, bias: bool = True, activation: str | None = None,
         device: Any = None, dtype: torch.dtype | None = None,
     ) -> None:  # fmt: skip
+        for name, extent in (("in_features", in_features), ("out_features", out_features)):
+            if not isinstance(extent, int) or extent < 0:
+                raise UsageError(f"{name}: {extent!r}: it takes a whole number")
         if in_features % MULTIPLE:
             raise UsageError(f"in_features: {in_features}: TMA wants rows of 16 bytes, pad it to a multiple of 8")
         if activation not in (None, *ACTIVATIONS):
@@ -36,7 +39,9 @@ class Linear(torch.nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         """input: (..., in_features), a vector too. Gives (..., out_features)."""
         weight, place = self.weight, input.device.type
-        if torch.is_autocast_enabled(place):
+        if not input.dim() or input.shape[-1] != self.in_features:
+            raise UsageError(f"input: shape {tuple(input.shape)}: it takes (..., {self.in_features})")
+        if torch.amp.is_autocast_available(place) and torch.is_autocast_enabled(place):
             dtype = torch.get_autocast_dtype(place)
             input, weight = input.to(dtype), weight.to(dtype)
         rows = input.unsqueeze(0) if input.dim() == 1 else input

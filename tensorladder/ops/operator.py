@@ -15,7 +15,7 @@ from tensorladder.core.errors import UsageError
 from tensorladder.ops import execute, fast, launch
 from tensorladder.ops.direct import direct
 from tensorladder.ops.inputs import TYPES, array, maybe, name_of
-from tensorladder.ops.plan import Plan, plan
+from tensorladder.ops.plan import INPUTS, Plan, plan
 
 TENSORS = 6  # of the operator's arguments, the first
 LAYOUTS = ("halves", "interleaved")
@@ -31,6 +31,8 @@ def split(b: Tensor, layout: str) -> tuple[Tensor, Tensor]:
     """Gate and up columns of a (..., N): views of (..., N / 2)."""
     if layout not in LAYOUTS:
         raise UsageError(f"layout: {layout!r}: it takes {' or '.join(LAYOUTS)}")
+    if not b.dim():
+        raise UsageError("b: shape (): it takes (K, N) or (..., K, N)")
     columns = b.shape[-1]
     if columns % 2:
         raise UsageError(f"b: N={columns}: gate and up columns come in pairs, N must be even")
@@ -128,10 +130,34 @@ def matmul_out(
 def _fake(
     a, b, bias, residual, scale_a, scale_b, gated, activation, alpha, beta, out_dtype, tune
 ):  # type: ignore[no-untyped-def]
+    _check_extents(a, b, bias, gated)
     lead = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     columns = b.shape[-1] // 2 if gated else b.shape[-1]
     default = torch.bfloat16 if a.dtype.itemsize == 1 else a.dtype
     return a.new_empty((*lead, a.shape[-2], columns), dtype=out_dtype or default)
+
+
+def _check_extents(a: Tensor, b: Tensor, bias: Tensor | None, gated: str) -> None:
+    """What a call without memory is checked for: its result would have a shape even where no product has."""
+    for name, one, takes in (("a", a, "(..., M, K)"), ("b", b, "(K, N) or (..., K, N)")):
+        if one.dim() < 2:
+            raise UsageError(f"{name}: shape {tuple(one.shape)}: it takes {takes}")
+    if name_of(a.dtype) not in INPUTS:
+        raise UsageError(f"a: {name_of(a.dtype)}: it takes {', '.join(INPUTS)}")
+    if b.dtype != a.dtype:
+        raise UsageError(f"b: {name_of(b.dtype)}, but a is {name_of(a.dtype)}: give both the same type")
+    (m, k), (depth, n) = a.shape[-2:], b.shape[-2:]
+    _require(depth == k, lambda: f"b: {depth} rows, but a is (..., {m}, {k}): b takes (..., {k}, N)")
+    if gated:
+        _require(n % 2 == 0, lambda: f"b: N={n}: gate and up columns come in pairs, N must be even")
+    if bias is not None:
+        fits = bias.dim() == 1 and bias.shape[0] == n
+        _require(fits, lambda: f"bias: shape {tuple(bias.shape)}: it takes ({n},), a number a column")
+
+
+def _require(condition: Any, message: Any) -> None:
+    """UsageError unless a condition holds, which may be one of symbols: then it is a guard, or checked as it runs."""
+    torch._check_with(UsageError, condition, message)
 
 
 torch.library.register_fake("tensorladder::product", _fake, lib=_library)

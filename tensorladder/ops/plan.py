@@ -162,7 +162,7 @@ def plan(
         raise UsageError(f"up: shape {up.shape} with strides {up.strides}: it takes b's, {b.shape} with {b.strides}")
     activation = activation or "none"
     if activation not in ACTIVATIONS:
-        hint = ", swiglu is a function of its own" if "glu" in activation else ""
+        hint = ", swiglu is a function of its own" if "glu" in str(activation) else ""
         raise UsageError(f"activation: {activation!r}: it takes {', '.join(ACTIVATIONS)}{hint}")
     shape = (*lead, m, n)
     stored = _out_dtype(a, out, out_dtype)

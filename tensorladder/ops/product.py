@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tensorladder.core.errors import UsageError
 from tensorladder.ops import fast, operator
-from tensorladder.ops.inputs import name_of, tensor
+from tensorladder.ops.inputs import element_type, name_of, number, one_device, tensor
 
 
 def matmul(
@@ -99,8 +99,10 @@ def _call(
     a, b = inputs[:2]
     if a is None or b is None:
         raise UsageError(f"{'a' if a is None else 'b'}: None: it takes a torch tensor")
+    element_type("out_dtype", out_dtype)
+    one_device({**given, "out": out})
     _check_gradients(given, out, config)
-    rest: list[Any] = [gated, activation, float(alpha), float(beta)]
+    rest: list[Any] = [gated, activation, number("alpha", alpha), number("beta", beta)]
     if config is not None or fast.eager(*inputs, out):
         everything: list[Any] = [*inputs, *rest, out_dtype, tune, config, out]
         return (_outside_of_graphs if torch.compiler.is_compiling() else operator.compute)(*everything)
