@@ -229,17 +229,30 @@ class Workload:
         torch.cuda.synchronize()
         dtype = DTYPES[self.dtype]
         shared = {a.name: tensors[a.name].double() for a in self.arrays if not a.output and a.name != "A"}
-        rows = max(1, CHECKED_AT_ONCE // self.shape[1])
-        within, wrong, size = True, 0.0, 0.0
-        for at in range(0, self.shape[0], rows):
-            inputs = {"A": tensors["A"][at : at + rows].double(), **shared}
-            reference = self.problem.compute(inputs, self.shape, dtype)["C"]
-            bound = self.problem.bound(inputs, {"C": reference}, self.shape, dtype)["C"]
-            difference = tensors["C"][at : at + rows].double() - reference
-            within = within and bool((difference.abs() <= bound).all())
-            wrong += float((difference**2).sum())
-            size += float((reference**2).sum())
-        return within, math.sqrt(wrong / size) if math.isfinite(wrong) else math.inf
+
+        def reference(rows: slice) -> tuple[Any, Any]:
+            inputs = {"A": tensors["A"][rows].double(), **shared}
+            value = self.problem.compute(inputs, self.shape, dtype)["C"]
+            return value, self.problem.bound(inputs, {"C": value}, self.shape, dtype)["C"]
+
+        return judged(tensors["C"], reference)
+
+
+def judged(c: Any, reference: Callable[[slice], tuple[Any, Any]]) -> tuple[bool, float]:
+    """(every element within its bound, relative norm of the error) of a matrix, some rows at a time.
+
+    reference: for some rows (what they should be in float64, what each element may be off).
+    """
+    rows = max(1, CHECKED_AT_ONCE // c.shape[1])
+    within, wrong, size = True, 0.0, 0.0
+    for at in range(0, c.shape[0], rows):
+        part = slice(at, at + rows)
+        value, bound = reference(part)
+        difference = c[part].double() - value
+        within = within and bool((difference.abs() <= bound).all())
+        wrong += float((difference**2).sum())
+        size += float((value**2).sum())
+    return within, math.sqrt(wrong / size) if math.isfinite(wrong) else math.inf
 
 
 def _one(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import gzip
-import hashlib
 import importlib.metadata
 import platform
 import re
@@ -26,6 +25,7 @@ from tensorladder.measure.dynamic import arguments, templates
 from tensorladder.measure.suites import Suite, dtype_for, rungs_of, takes
 from tensorladder.problems import DTYPES
 from tensorladder.rungs import rung as rungs
+from tensorladder.rungs import sources
 from tensorladder.rungs.rung import RungInfo
 from tensorladder.silicon import pack
 from tensorladder.silicon.pack import Array, Dynamic, Entry, Pack
@@ -122,11 +122,7 @@ def wanted(
 def source_digest(info: RungInfo) -> str:
     """Of a rung's file (of its folder, where its kernel is in a .cu) and the device code that rungs share: what an
     entry was compiled from."""
-    seen = hashlib.sha256()
-    own = (info.path,) if len(info.files) == 1 else sorted(info.path.parent.glob("*.*"))
-    for path in (*own, *sorted((Path(rungs.__file__).parent / "parts").glob("*.py"))):
-        seen.update(path.read_bytes())
-    return seen.hexdigest()[:16]
+    return sources.digest((info.path,) if len(info.files) == 1 else sorted(info.path.parent.glob("*.*")))
 
 
 class Made(NamedTuple):

@@ -29,16 +29,20 @@ def parse_shape(text: str) -> tuple[int, ...]:
     return extents
 
 
-def parse_policy(text: str) -> str:
-    """A policy of asynchronous effects in its canonical spelling."""
+def parse_policy(text: str, asked: str = "", option: str = "--async ") -> str:
+    """A policy of asynchronous effects in its canonical spelling.
+
+    asked: how an error quotes what was asked for, where that was not --async. option: what a policy stands behind.
+    """
+    asked = asked or f"{option}{text!r}"
     policy = text.strip().lower()
     if policy in POLICIES[:2] or policy == "timed" or _RANDOM.fullmatch(policy):
         return policy
     if policy.startswith("random"):
         raise UsageError(
-            f"--async {text!r}: give the schedule's seed as a number of at most 18 digits, such as --async random:7"
+            f"{asked}: give the schedule's seed as a number of at most 18 digits, such as {option}random:7"
         )
-    raise UsageError(f"--async {text!r} is not a policy: use {', '.join(POLICIES)}")
+    raise UsageError(f"{asked} is not a policy: use {', '.join(POLICIES)}")
 
 
 def parse_place(text: str) -> str:

@@ -61,16 +61,8 @@ def virtual() -> Virtual | None:
         )
     name = "TENSORLADDER_DEVICE" if at else "TENSORLADDER_ARCH"
     asked = arch if at else os.environ.get(name, "").strip().lower() or DEFAULT
-    return Virtual(_supported(name, asked), _policy(policy or "eager"))
-
-
-def _policy(asked: str) -> str:
-    """As `parse_policy`, whose errors speak of the option that it comes from elsewhere."""
-    try:
-        return parse_policy(asked)
-    except UsageError as error:
-        found = str(error).replace(f"--async {asked!r}", f"TENSORLADDER_DEVICE={f'vgpu:{asked}'!r}")
-        raise UsageError(found.replace("--async ", "vgpu:")) from None
+    policy = parse_policy(policy or "eager", f"TENSORLADDER_DEVICE={f'vgpu:{policy}'!r}", "vgpu:")
+    return Virtual(_supported(name, asked), policy)
 
 
 def _supported(name: str, asked: str) -> str:

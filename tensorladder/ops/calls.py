@@ -7,6 +7,7 @@ steepest slope, a gated product with the other factor.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping
@@ -14,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tensorladder.core.errors import TensorladderError, UsageError
-from tensorladder.measure.bench import CHECKED_AT_ONCE, sets_for
+from tensorladder.measure.bench import judged, sets_for
 from tensorladder.ops import grouped_plan, tune
 from tensorladder.ops.choose import ARCH
 from tensorladder.ops.grouped_plan import GroupedPlan
@@ -244,16 +245,7 @@ class Work:
         given = run()
         if isinstance(given, self.torch.Tensor) and given is not tensors["C"]:
             tensors["C"].copy_(given)
-        rows = max(1, CHECKED_AT_ONCE // self.shape[1])
-        within, wrong, size = True, 0.0, 0.0
-        for at in range(0, self.shape[0], rows):
-            part = slice(at, at + rows)
-            value, bound = self.reference(tensors, part)
-            difference = tensors["C"][part].double() - value
-            within = within and bool((difference.abs() <= bound).all())
-            wrong += float((difference**2).sum())
-            size += float((value**2).sum())
-        return within, math.sqrt(wrong / size) if math.isfinite(wrong) else math.inf
+        return judged(tensors["C"], functools.partial(self.reference, tensors))
 
     def reference(self, t: Tensors, rows: slice) -> tuple[Any, Any]:
         """(C in float64, what every element may be off) for some rows."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from tensorladder.core.errors import MissingExtra, UsageError
 from tensorladder.measure.dynamic import templates
 from tensorladder.ops import architecture, execute, fast, kernels, launch, on_virtual
-from tensorladder.ops.direct import direct
+from tensorladder.ops.direct import direct, transformed
 from tensorladder.ops.grouped_plan import GroupedPlan, choose, plan, rank
 from tensorladder.ops.inputs import TYPES, array, element_type, in_memory, maybe, name_of, one_device, tensor
 from tensorladder.ops.launch import Compiled, Launcher
@@ -106,7 +106,7 @@ def grouped_matmul(
         return compute(*everything)
     if fast.plain(*inputs):
         return Direct.apply(*rest)
-    return Differentiated.apply(*rest) if torch._C._are_functorch_transforms_active() else operator(*rest)
+    return Transformed.apply(*rest) if torch._C._are_functorch_transforms_active() else operator(*rest)
 
 
 def compute(
@@ -301,15 +301,4 @@ operator.register_autograd(_backward, setup_context=_save)
 
 
 Direct = direct(compute, _save, _backward)
-
-
-class Differentiated(torch.autograd.Function):
-    """The operator of the same parts for transforms of torch.func."""
-
-    setup_context = staticmethod(_save)
-    backward = staticmethod(_backward)
-
-    @staticmethod
-    def forward(*arguments: Any) -> Tensor:
-        """The operator itself."""
-        return operator(*arguments)
+Transformed = transformed(operator, setup_context=_save, backward=_backward)

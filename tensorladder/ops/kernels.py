@@ -8,7 +8,6 @@ them. `config` and `build` import the rung, and with it the DSL. A new kernel is
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib
 import importlib.util
 from collections.abc import Callable
@@ -18,10 +17,10 @@ from typing import Any, NamedTuple
 
 from tensorladder.core.errors import MissingExtra, UsageError
 from tensorladder.core.program import Program
+from tensorladder.rungs import sources
 from tensorladder.rungs.parts.form import Form
 
 Knobs = tuple[tuple[str, Any], ...]
-_PACKAGE = Path(__file__).parent.parent
 
 
 class Product(NamedTuple):
@@ -173,8 +172,4 @@ def build(arch: str, form: Form, config: Any) -> Program:
 @functools.cache
 def source_digest(name: str) -> str:
     """Of what the kernel is compiled from: its rung, and the device code that rungs share."""
-    rungs = _PACKAGE / "rungs"
-    seen = hashlib.sha256()
-    for path in (rungs / f"{find(name).module.replace('.', '/')}.py", *sorted((rungs / "parts").glob("*.py"))):
-        seen.update(path.read_bytes())
-    return seen.hexdigest()[:16]
+    return sources.digest([Path(sources.__file__).parent / f"{find(name).module.replace('.', '/')}.py"])

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tensorladder.core.program import Launch, Module, Program
+from tensorladder.core.program import Module, Program
 from tensorladder.measure.dynamic import digest_of, templates
 from tensorladder.ops import factors
 from tensorladder.ops.inputs import TYPES
@@ -117,8 +117,7 @@ def _address(tensor: torch.Tensor | None) -> int:
 def prepared(program: Program, one: Template, device: int) -> driver.Prepared:
     """A program's launch, its code loaded on the current GPU, which is `device`."""
     module = next(found for found in program.modules if digest_of(found) == one.code)
-    launch = Launch(module, one.kernel, one.grid, one.block, one.params, one.smem, one.cluster, one.attributes)
-    return driver.Prepared(launch, one.offsets, _function(module, one, device), one.addresses, device)
+    return driver.Prepared(one.launch(module), one.offsets, _function(module, one, device), one.addresses, device)
 
 
 _functions: dict[tuple[int, str, str], Any] = {}

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tensorladder.core.errors import UsageError
 from tensorladder.ops import execute, fast, launch
-from tensorladder.ops.direct import direct
+from tensorladder.ops.direct import direct, transformed
 from tensorladder.ops.inputs import TYPES, array, maybe, name_of
 from tensorladder.ops.plan import INPUTS, Plan, plan
 
@@ -315,16 +315,4 @@ def call(*arguments: Any) -> Tensor:
 
 
 Direct = direct(compute, _save, _backward)
-
-
-class Transformed(torch.autograd.Function):
-    """`matmul` of the same parts for transforms of torch.func, which knows no operator of ours."""
-
-    setup_context = staticmethod(_save)
-    backward = staticmethod(_backward)
-    vmap = staticmethod(_batched)
-
-    @staticmethod
-    def forward(*arguments: Any) -> Tensor:
-        """The operator itself."""
-        return matmul(*arguments)
+Transformed = transformed(matmul, setup_context=_save, backward=_backward, vmap=_batched)

@@ -70,6 +70,12 @@ class Template:
     cluster: Dim3 = (1, 1, 1)
     attributes: Mapping[str, Any] = field(default_factory=dict)
 
+    def launch(self, module: Module) -> Launch:
+        """The launch of this module's kernel, its addresses as they stand in `params`."""
+        return Launch(
+            module, self.kernel, self.grid, self.block, self.params, self.smem, self.cluster, self.attributes
+        )
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -339,10 +345,7 @@ class Kernel:
         driver.use_context()
         self._launches = []
         for one in entry.launches:
-            launch = Launch(
-                Module("", entry.arch), one.kernel, one.grid, one.block, one.params, one.smem, one.cluster,
-                one.attributes,
-            )  # fmt: skip
+            launch = one.launch(Module("", entry.arch))
             self._launches.append(driver.Prepared(launch, one.offsets, function(one.code, one.kernel), one.addresses))
 
     def __call__(self, stream: int, *arrays: Any) -> None:

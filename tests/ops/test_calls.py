@@ -56,7 +56,7 @@ CASES = [(name, dtype) for name, call in calls.CALLS.items() for dtype in call.d
 
 @pytest.mark.parametrize(("name", "dtype"), CASES)
 def test_a_right_result_passes_and_one_wrong_element_does_not(monkeypatch, name, dtype):
-    monkeypatch.setattr(calls, "CHECKED_AT_ONCE", 48 * 10)
+    monkeypatch.setattr(measure, "CHECKED_AT_ONCE", 48 * 10)
     made = work(name, dtype)
     run = by_torch(made)
     within, error = made.check(run)
