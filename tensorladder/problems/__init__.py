@@ -22,13 +22,14 @@ from tensorladder.problems.problem import (
 )
 from tensorladder.problems.ragged_gemm import RAGGED_GEMM
 from tensorladder.problems.row_sum import ROW_SUM
+from tensorladder.problems.sparse_attention import SPARSE_ATTENTION
 from tensorladder.problems.vector_add import VECTOR_ADD
 
 PROBLEMS: dict[str, Problem] = {
     problem.name: problem
     for problem in (
         VECTOR_ADD, ROW_SUM, GEMM, GEMM_BATCHED, GEMM_COLWISE_SCALE, GEMM_EPILOGUE, GROUPED_GEMM, RAGGED_GEMM,
-        GEMM_BLOCK_SCALED, SWIZZLE, TV_TO_MN, DOUBLED,
+        GEMM_BLOCK_SCALED, SPARSE_ATTENTION, SWIZZLE, TV_TO_MN, DOUBLED,
     )
 }
 

@@ -97,8 +97,9 @@ def numpy_empty(name: str, shape: Shape, dtype: Any, order: str = "C") -> np.nda
 
 @dataclass(frozen=True)
 class Operand:
-    """One array of a problem: an input (drawn from a standard normal; integers INTEGER_SCALE times that, cut off) or an
-    output (poisoned). values: what the input holds in place of drawn numbers, a table of sizes say.
+    """One array of a problem: an input (drawn from a standard normal; integers INTEGER_SCALE times that, cut off), an
+    output or scratch memory (poisoned; scratch is what kernels of a rung pass to each other, and nobody judges it).
+    values: what the input holds in place of drawn numbers, a table of sizes say.
     """
 
     name: str
@@ -107,6 +108,7 @@ class Operand:
     output: bool = False
     order: str = "C"
     values: tuple[Any, ...] | None = None
+    scratch: bool = False
 
 
 @dataclass(frozen=True)
@@ -158,7 +160,7 @@ class Problem:
         return {
             operand.name: _draw(operand, seed, index)
             for index, operand in enumerate(self.operands(shape, dtype))
-            if not operand.output
+            if not (operand.output or operand.scratch)
         }
 
     def make(self, shape: Shape, dtype: str, seed: int = 0, empty: Empty = numpy_empty) -> Case:
@@ -169,7 +171,7 @@ class Problem:
         arrays: Arrays = {}
         for operand in operands:
             array = empty(operand.name, operand.shape, DTYPES[operand.dtype].numpy, order=operand.order)
-            if operand.output:
+            if operand.output or operand.scratch:
                 _poison(array)
             else:
                 array[...] = drawn[operand.name]
@@ -202,8 +204,9 @@ class Case:
 
     @property
     def bytes(self) -> int:
-        """Compulsory traffic with global memory: every array once."""
-        return sum(array.nbytes for array in self.arrays.values())
+        """Compulsory traffic with global memory: every input and output once."""
+        scratch = {one.name for one in self.problem.operands(self.shape, self.dtype) if one.scratch}
+        return sum(array.nbytes for name, array in self.arrays.items() if name not in scratch)
 
     def reference(self) -> Arrays:
         """The exact outputs in float64, from inputs drawn anew (a kernel may have spoilt those in `arrays`)."""
@@ -248,7 +251,7 @@ def examine(case: Case, arrays: Mapping[str, np.ndarray] | None = None) -> Judge
     for name in case.outputs:
         got = np.asarray(arrays[name]).astype(np.float64)
         # Not `>`: a NaN has to count as wrong.
-        bad = ~(np.abs(got - reference[name]) <= bounds[name])
+        bad = ~(np.abs(_difference(got, reference[name])) <= bounds[name])
         error = max(error, relative_norm(got, reference[name]))
         _record(wrong, name, bad)
     for name, drawn in case.problem.inputs(case.shape, case.dtype, case.seed).items():
@@ -266,12 +269,20 @@ def judge(case: Case) -> tuple[bool, float]:
 
 
 def relative_norm(got: np.ndarray, reference: np.ndarray) -> float:
-    """||got - reference|| / ||reference|| in the Frobenius norm; inf where `got` is not finite."""
-    difference = float(np.linalg.norm((got - reference).ravel()))
-    scale = float(np.linalg.norm(reference.ravel()))
+    """||got - reference|| / ||reference|| in the Frobenius norm; inf where `got` is not finite.
+
+    An infinity of the reference (the logarithm of an empty sum) is right where `got` has the same, and counts as 0.
+    """
+    difference = float(np.linalg.norm(_difference(got, reference).ravel()))
+    scale = float(np.linalg.norm(reference[np.isfinite(reference)]))
     if not math.isfinite(difference):
         return math.inf
     return difference / scale if scale else difference
+
+
+def _difference(got: np.ndarray, reference: np.ndarray) -> np.ndarray:
+    """got - reference; 0 where both are the same infinity."""
+    return np.subtract(got, reference, out=np.zeros(reference.shape), where=got != reference)
 
 
 def _record(wrong: dict[str, tuple[int, Shape]], name: str, bad: np.ndarray) -> None:

@@ -25,6 +25,7 @@ SMALL = {
     "doubled": (33, 20),
     "gemm_block_scaled": (130, 24, 160),
     "ragged_gemm": (4, 40, 24, 40),
+    "sparse_attention": (6, 40, 2),
 }
 CASES = [(name, dtype) for name, problem in PROBLEMS.items() for dtype in problem.dtypes]
 

@@ -1,0 +1,92 @@
+"""Sparse attention: the problem's own properties, and its bounds against kernels emulated in float32."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tensorladder.problems import PROBLEMS, examine
+from tensorladder.problems.sparse_attention import LATENT, SM_SCALE, max_splits, valid_counts
+
+ml_dtypes = pytest.importorskip("ml_dtypes")
+PROBLEM = PROBLEMS["sparse_attention"]
+SHAPE = (7, 200, 4)
+
+
+def emulate(case, splits=3, drop=0):
+    """Fill in the outputs as a kernel would: float32 sums by parts of the row, weights in bf16.
+
+    drop: tokens left out of each part.
+    """
+    a = {name: array.astype(np.float32) for name, array in case.arrays.items() if name != "sparse_indices"}
+    latent, rotary = a["ckv_cache"].reshape(-1, LATENT), a["kpe_cache"].reshape(len(a["ckv_cache"]) * 64, -1)
+    for row, indices in enumerate(case.arrays["sparse_indices"]):
+        parts = []
+        for part in np.array_split(indices, splits):
+            chosen = part[part >= 0][drop:]
+            if not chosen.size:
+                continue
+            logits = (a["q_nope"][row] @ latent[chosen].T + a["q_pe"][row] @ rotary[chosen].T) * np.float32(SM_SCALE)
+            most = logits.max(axis=1)
+            weights = np.exp(logits - most[:, None])
+            rounded = weights.astype(ml_dtypes.bfloat16).astype(np.float32)
+            parts.append((most, weights.sum(axis=1), rounded @ latent[chosen]))
+        if not parts:
+            case.arrays["output"][row], case.arrays["lse"][row] = 0, -np.inf
+            continue
+        most = np.max([m for m, _, _ in parts], axis=0)
+        total = sum(np.exp(m - most) * s for m, s, _ in parts)
+        out = sum(np.exp(m - most)[:, None] * o for m, _, o in parts)
+        case.arrays["output"][row] = (out / total[:, None]).astype(ml_dtypes.bfloat16)
+        case.arrays["lse"][row] = (most + np.log(total)) / np.float32(np.log(2))
+
+
+@pytest.mark.parametrize("splits", [1, 4])
+def test_what_a_kernel_rounds_is_right(splits):
+    case = PROBLEM.make(SHAPE, "bf16", seed=splits)
+    emulate(case, splits)
+    verdict = examine(case)
+    assert verdict.ok, verdict
+    # and the bounds are not so wide that nothing could fail: some element uses a tenth of its own
+    got = case.arrays["output"].astype(np.float64)
+    used = abs(got - case.reference()["output"]) / np.maximum(case.bounds()["output"], 1e-300)
+    assert 0.1 < used.max() <= 1
+
+
+def test_a_token_left_out_is_wrong():
+    case = PROBLEM.make(SHAPE, "bf16")
+    emulate(case, splits=2, drop=1)
+    wrong = examine(case).wrong
+    assert wrong["output"][0] > LATENT and wrong["lse"][0] > 8
+
+
+def test_empty_rows_have_to_be_zero_and_minus_infinity():
+    case = PROBLEM.make(SHAPE, "bf16")
+    empty = [row for row, count in enumerate(valid_counts(SHAPE)) if not count]
+    assert empty and (case.arrays["sparse_indices"][empty] == -1).all()
+    emulate(case)
+    case.arrays["lse"][empty[0], 3] = np.inf
+    case.arrays["output"][empty[0], 2, 5] = 1e-20
+    assert examine(case).wrong == {"lse": (1, (empty[0], 3)), "output": (1, (empty[0], 2, 5))}
+
+
+@pytest.mark.parametrize("shape", [SHAPE, (1, 16, 1), (9, 100, 1), (1024, 8, 2)])
+def test_rows_have_different_tokens_and_minus_ones_anywhere(shape):
+    rows, topk, pages = shape
+    indices = PROBLEM.inputs(shape, "bf16", 5)["sparse_indices"]
+    assert indices.shape == (rows, topk) and indices.min() >= -1 and indices.max() < pages * 64
+    for row, count in zip(indices, valid_counts(shape), strict=True):
+        assert len(set(row[row >= 0])) == (row >= 0).sum() == count
+    if rows > 3:
+        before = [(row[:-1] < 0) & (row[1:] >= 0) for row in indices]
+        assert any(one.any() for one in before), "no -1 in the midst"
+
+
+def test_scratch_is_poisoned_has_room_and_is_nobody_s_result():
+    case = PROBLEM.make(SHAPE, "bf16")
+    partial = case.arrays["partial_output"]
+    assert np.isnan(partial).all() and partial.shape[0] == max_splits(SHAPE) == 13
+    assert max_splits((1, 2048, 40)) == 128 and max_splits((1024, 2048, 40)) == 1
+    assert case.outputs == ("output", "lse")
+    judged = sum(a.nbytes for name, a in case.arrays.items() if not name.startswith("partial"))
+    assert case.bytes == judged
