@@ -13,7 +13,8 @@ A row of -1 alone has output 0 and lse -inf. An index is its token's page * 64 +
 The shape (T, topk, pages). Arrays, in order: q_nope (T, 16, 512), q_pe (T, 16, 64), ckv_cache (pages, 64, 512),
 kpe_cache (pages, 64, 64), bf16; sparse_indices (T, topk), int32; output (T, 16, 512), bf16; lse (T, 16), f32; and two
 scratch arrays for what kernels that split a row's tokens pass on, f32: partial_output (S, T, 16, 512) and partial_lse
-(S, T, 16, 2), with S = `max_splits(shape)`. What a rung keeps in them, and how many of the S it uses, is its own affair.
+(S, T, 16, 2), with S = `max_splits(shape)`. What a rung keeps in them, and how many of the S it uses, is up to it. The
+tolerance is that of `attention`.
 """
 
 from __future__ import annotations
@@ -23,15 +24,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tensorladder.problems.problem import ACCUMULATE_STEP, CONFIDENCE, DTYPES, Arrays, Dtype, Operand, Problem, Shape
+from tensorladder.problems.attention import attend, attend_bound, norm_tolerance
+from tensorladder.problems.problem import DTYPES, Arrays, Dtype, Operand, Problem, Shape
 
 HEADS, LATENT, ROTARY, PAGE = 16, 512, 64, 64
 SM_SCALE = 192**-0.5
 """The model's: its heads had 128 + 64 elements before the projections were absorbed."""
 
 SPLIT_TOKENS, SPLIT_ROWS = 16, 1024
-_F32 = 2.0**-24  # unit roundoff of float32
-_EX2, _LG2 = 2.0**-22, 2.0**-22  # PTX ISA, ex2.approx (relative error) and lg2.approx (absolute error)
 
 
 def max_splits(shape: Shape) -> int:
@@ -97,44 +97,16 @@ def _rows(inputs: Arrays) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndar
 def _compute(inputs: Arrays, shape: Shape, dtype: Dtype) -> Arrays:
     output, lse = np.zeros((shape[0], HEADS, LATENT)), np.full((shape[0], HEADS), -np.inf)
     for row, queries, keys, values in _rows(inputs):
-        logits = queries @ keys.T * SM_SCALE
-        most = logits.max(axis=1, keepdims=True)
-        weights = np.exp(logits - most)
-        total = weights.sum(axis=1, keepdims=True)
-        output[row] = weights @ values / total
-        lse[row] = (most + np.log(total))[:, 0] / math.log(2)
+        output[row], lse[row] = attend(queries, keys, values, SM_SCALE)
     return {"output": output, "lse": lse}
 
 
 def _bound(inputs: Arrays, reference: Arrays, shape: Shape, dtype: Dtype) -> Arrays:
-    """What the errors of the logits, of exp, of storing the weights in `dtype` and of the sums add up to.
-
-    A logit is off by `e`: its sum of 576 products (see `problem`), and a few roundings of it and of the maximum. Its
-    weight w (of sum 1) is then off by the part e, which moves the output by w e (v - o) and the log-sum-exp by w e.
-    Weights are multiplied with the values as `dtype`, each off by the part u: the sum of w u |v| at the most, and
-    CONFIDENCE * sqrt(sum of (w u v)^2) where the roundings are independent. The sum of weights is not of rounded ones.
-    """
     output, lse = np.zeros_like(reference["output"]), np.zeros_like(reference["lse"])
-    product = CONFIDENCE * math.sqrt(LATENT + ROTARY) * ACCUMULATE_STEP
     for row, queries, keys, values in _rows(inputs):
-        logits = queries @ keys.T * SM_SCALE
-        most = abs(logits).max(axis=1, keepdims=True)
-        weights = np.exp2(logits / math.log(2) - reference["lse"][row][:, None])
-        off = product * SM_SCALE * (abs(queries) @ abs(keys).T) + 4 * _F32 * (abs(logits) + most) + _EX2
-        moved, summed = weights * off, CONFIDENCE * math.sqrt(len(keys)) * ACCUMULATE_STEP
-        stored = np.minimum(weights @ abs(values), CONFIDENCE * np.sqrt(weights**2 @ values**2)) * dtype.unit
-        there = abs(reference["output"][row])
-        slack = moved @ abs(values) + there * moved.sum(axis=1, keepdims=True) + stored
-        slack += summed * (weights @ abs(values) + there)
-        output[row] = dtype.unit * (there + slack) + slack + dtype.tiny
-        lse[row] = (moved.sum(axis=1) + summed) / math.log(2) + (_LG2 + _F32) * (1 + abs(reference["lse"][row]))
+        exact = reference["output"][row], reference["lse"][row]
+        output[row], lse[row] = attend_bound(queries, keys, values, SM_SCALE, dtype, exact)
     return {"output": output, "lse": lse}
-
-
-def _tolerance(shape: Shape, dtype: Dtype) -> float:
-    """Weights and outputs as `dtype`, and the logits' sums, where |q||k| is 2 / pi on average for standard normals."""
-    width = LATENT + ROTARY
-    return 2 * dtype.unit + CONFIDENCE * math.sqrt(width) * ACCUMULATE_STEP * SM_SCALE * width * 2 / math.pi
 
 
 SPARSE_ATTENTION = Problem(
@@ -146,7 +118,7 @@ SPARSE_ATTENTION = Problem(
     operands=_operands,
     compute=_compute,
     bound=_bound,
-    tolerance=_tolerance,
+    tolerance=lambda shape, dtype: norm_tolerance(LATENT + ROTARY, SM_SCALE, dtype),
     flops=lambda shape: 2 * HEADS * (2 * LATENT + ROTARY) * sum(valid_counts(shape)),
     draw=_draw,
 )

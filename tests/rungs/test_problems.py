@@ -26,6 +26,8 @@ SMALL = {
     "gemm_block_scaled": (130, 24, 160),
     "ragged_gemm": (4, 40, 24, 40),
     "sparse_attention": (6, 40, 2),
+    "attention": (2, 3, 20, 33, 40),
+    "attention_causal": (2, 3, 20, 33, 40),
 }
 CASES = [(name, dtype) for name, problem in PROBLEMS.items() for dtype in problem.dtypes]
 

@@ -1,0 +1,1 @@
+"""Fused rungs: attention and its relatives, several products and reductions in one pass."""
