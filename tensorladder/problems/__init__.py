@@ -24,6 +24,7 @@ from tensorladder.problems.problem import (
 from tensorladder.problems.ragged_gemm import RAGGED_GEMM
 from tensorladder.problems.row_sum import ROW_SUM
 from tensorladder.problems.sparse_attention import SPARSE_ATTENTION
+from tensorladder.problems.topk_indexer import TOPK_INDEXER
 from tensorladder.problems.vector_add import VECTOR_ADD
 
 PROBLEMS: dict[str, Problem] = {
@@ -31,6 +32,7 @@ PROBLEMS: dict[str, Problem] = {
     for problem in (
         VECTOR_ADD, ROW_SUM, GEMM, GEMM_BATCHED, GEMM_COLWISE_SCALE, GEMM_EPILOGUE, GROUPED_GEMM, RAGGED_GEMM,
         GEMM_BLOCK_SCALED, ATTENTION, ATTENTION_CAUSAL, SPARSE_ATTENTION, SWIZZLE, TV_TO_MN, DOUBLED,
+        TOPK_INDEXER,
     )
 }
 

@@ -98,8 +98,8 @@ def numpy_empty(name: str, shape: Shape, dtype: Any, order: str = "C") -> np.nda
 @dataclass(frozen=True)
 class Operand:
     """One array of a problem: an input (drawn from a standard normal; integers INTEGER_SCALE times that, cut off), an
-    output or scratch memory (poisoned; scratch is what kernels of a rung pass to each other, and nobody judges it).
-    values: what the input holds in place of drawn numbers, a table of sizes say.
+    output or scratch memory (each byte is `poison`; scratch is what kernels of a rung pass to each other, and nobody
+    judges it). values: what the input holds in place of drawn numbers, a table of sizes say.
     """
 
     name: str
@@ -109,6 +109,16 @@ class Operand:
     order: str = "C"
     values: tuple[Any, ...] | None = None
     scratch: bool = False
+    poison: int = 0xFF
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a problem says of outputs that no bound on single elements can judge. error: a relative norm, inf where
+    there is none. wrong: by output, which elements are at fault."""
+
+    error: float
+    wrong: Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -121,6 +131,7 @@ class Problem:
     absolute error of each element. tolerance(shape, dtype): the largest right relative norm. flops(shape): the
     useful floating-point operations. draw(shape, dtype, seed): the inputs, where they depend on each other.
     refuse(shape, dtype): why such a shape cannot be, in one line that says what can; None where it can.
+    verify(outputs, inputs, shape, dtype): the judgement, where several outputs are right and `bound` cannot say which.
     """
 
     name: str
@@ -135,6 +146,7 @@ class Problem:
     flops: Callable[[Shape], int]
     draw: Callable[[Shape, str, int], Arrays] | None = None
     refuse: Callable[[Shape, str], str | None] = lambda shape, dtype: None
+    verify: Callable[[Arrays, Arrays, Shape, Dtype], Verdict] | None = None
 
     def check(self, shape: Shape, dtype: str) -> tuple[Shape, str]:
         """The shape as integers and the dtype's canonical name; UsageError where they do not fit this problem."""
@@ -172,7 +184,7 @@ class Problem:
         for operand in operands:
             array = empty(operand.name, operand.shape, DTYPES[operand.dtype].numpy, order=operand.order)
             if operand.output or operand.scratch:
-                _poison(array)
+                _poison(array, operand.poison)
             else:
                 array[...] = drawn[operand.name]
             arrays[operand.name] = array
@@ -245,14 +257,10 @@ def examine(case: Case, arrays: Mapping[str, np.ndarray] | None = None) -> Judge
     arrays: results to judge instead of the case's own (copies from a GPU, say), by the same names.
     """
     arrays = case.arrays if arrays is None else arrays
-    reference, bounds = case.reference(), case.bounds()
-    error = 0.0
+    verdict = _verdict(case, {name: np.asarray(arrays[name]) for name in case.outputs})
+    error = verdict.error
     wrong: dict[str, tuple[int, Shape]] = {}
-    for name in case.outputs:
-        got = np.asarray(arrays[name]).astype(np.float64)
-        # Not `>`: a NaN has to count as wrong.
-        bad = ~(np.abs(_difference(got, reference[name])) <= bounds[name])
-        error = max(error, relative_norm(got, reference[name]))
+    for name, bad in verdict.wrong.items():
         _record(wrong, name, bad)
     for name, drawn in case.problem.inputs(case.shape, case.dtype, case.seed).items():
         if name in arrays:
@@ -260,6 +268,17 @@ def examine(case: Case, arrays: Mapping[str, np.ndarray] | None = None) -> Judge
     spoilt = any(name not in case.outputs for name in wrong)
     error = math.inf if spoilt else error
     return Judgement(not wrong and error <= case.tolerance, error, wrong)
+
+
+def _verdict(case: Case, outputs: Arrays) -> Verdict:
+    """The problem's own, or each element against the reference and its bound."""
+    if case.problem.verify is not None:
+        return case.problem.verify(outputs, case._inputs64(), case.shape, DTYPES[case.dtype])
+    reference, bounds = case.reference(), case.bounds()
+    got = {name: array.astype(np.float64) for name, array in outputs.items()}
+    # Not `>`: a NaN has to count as wrong.
+    wrong = {name: ~(np.abs(_difference(got[name], reference[name])) <= bounds[name]) for name in got}
+    return Verdict(max((relative_norm(got[name], reference[name]) for name in got), default=0.0), wrong)
 
 
 def judge(case: Case) -> tuple[bool, float]:
@@ -301,6 +320,6 @@ def _draw(operand: Operand, seed: int, index: int) -> np.ndarray:
     return drawn.astype(DTYPES[operand.dtype].numpy)
 
 
-def _poison(array: np.ndarray) -> None:
-    """Every bit set: a NaN in all floating types, -1 in the integers."""
-    array.fill(np.frombuffer(b"\xff" * array.itemsize, array.dtype)[0])
+def _poison(array: np.ndarray, byte: int) -> None:
+    """Every byte the same; 0xff is a NaN in all floating types, -1 in the integers."""
+    array.fill(np.frombuffer(bytes([byte]) * array.itemsize, array.dtype)[0])

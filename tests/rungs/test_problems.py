@@ -28,6 +28,7 @@ SMALL = {
     "sparse_attention": (6, 40, 2),
     "attention": (2, 3, 20, 33, 40),
     "attention_causal": (2, 3, 20, 33, 40),
+    "topk_indexer": (7, 4, 100),
 }
 CASES = [(name, dtype) for name, problem in PROBLEMS.items() for dtype in problem.dtypes]
 
