@@ -58,6 +58,9 @@ CASES = [
     ("a1-cluster-launch-control", "the barrier before the next answer", r"(query_cancel.*)bar\.sync\s+0;", r"\1",
      (200, 260, 64), {}),
     ("a1-dependent-launch", "the wait for the product", r"griddepcontrol\.wait;", "", (128, 64, 64), {}),
+    ("fused-dsa-split", "the wait for the parts", r"griddepcontrol\.wait;", "", (2, 64, 2), {}),
+    ("fused-dsa-split", "the barrier before a tile is gathered anew", r"(shfl\.sync\.idx.*?)bar\.sync\s+0;", r"\1",
+     (1, 320, 5), {"sm_count": 1, "ctas_per_sm": 1}),
 ]  # fmt: skip
 
 

@@ -1,12 +1,17 @@
-"""Sparse attention: the problem's own properties, and its bounds against kernels emulated in float32."""
+"""Sparse attention: the problem's own properties, its bounds against kernels emulated in float32, and its rungs."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import numpy as np
 import pytest
 
+from tensorladder.core.errors import UsageError
+from tensorladder.measure.run import TARGETS, plan, run_rung
 from tensorladder.problems import PROBLEMS, examine
 from tensorladder.problems.sparse_attention import LATENT, SM_SCALE, max_splits, valid_counts
+from tensorladder.rungs.rung import find, load
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 PROBLEM = PROBLEMS["sparse_attention"]
@@ -90,3 +95,62 @@ def test_scratch_is_poisoned_has_room_and_is_nobody_s_result():
     assert case.outputs == ("output", "lse")
     judged = sum(a.nbytes for name, a in case.arrays.items() if not name.startswith("partial"))
     assert case.bytes == judged
+
+
+# (rung, architecture or "" for its first, shape, policy, knobs)
+RUNS = [
+    ("fused-dsa-split", "", (1, 333, 8), "lazy", {"warps": 2}),
+    ("fused-dsa-split", "sm_100a", (9, 31, 1), "timed", {}),
+    ("fused-dsa-split", "sm_120a", (3, 96, 2), "random:1", {"overlap": False}),
+    ("fused-dsa-split", "", (4, 160, 2), "random:2", {"sm_count": 4, "ctas_per_sm": 2}),
+]
+
+
+def config_of(name, knobs):
+    return dataclasses.replace(load(find(name)).RUNG.config(), **knobs)
+
+
+@pytest.mark.parametrize(("name", "arch", "shape", "policy", "knobs"), RUNS)
+def test_rungs(name, arch, shape, policy, knobs):
+    pytest.importorskip("cutlass")
+    info = find(name)
+    arch = arch or info.archs[0]
+    result = run_rung(info, shape=shape, arch=arch, policy=policy, config=config_of(name, knobs), seed=len(shape))
+    assert result.ok, result.message
+
+
+@pytest.mark.parametrize("name", dict.fromkeys(name for name, *_ in RUNS))
+def test_what_no_index_names_is_not_read(name):
+    """Tokens that no row has chosen hold NaN, as a cache does that was never filled: also the first and the last."""
+    pytest.importorskip("cutlass")
+    info = find(name)
+    asked = plan(info, shape=(4, 70, 4))
+    target = TARGETS["vgpu"](asked)
+    case = info.problem.make(asked.shape, asked.dtype, 1, target.allocate)
+    chosen = np.unique(case.arrays["sparse_indices"])
+    unused = np.setdiff1d(np.arange(4 * 64), chosen)
+    # the ends too: whatever row has them takes another token
+    indices = case.arrays["sparse_indices"]
+    indices[(indices == 0) | (indices == 255)] = chosen[2]
+    for cache in ("ckv_cache", "kpe_cache"):
+        flat = case.arrays[cache].reshape(256, -1)
+        flat[[*unused, 0, 255]] = np.nan
+    target.run(load(info).compile(asked.arch, asked.shape, asked.dtype), case)
+    assert np.isfinite(case.arrays["output"].astype(np.float32)).all()
+    empty = [row for row, count in enumerate(valid_counts(asked.shape)) if not count]
+    assert (case.arrays["output"][empty] == 0).all() and np.isneginf(case.arrays["lse"][empty]).all()
+    assert np.isfinite(np.delete(case.arrays["lse"], empty, axis=0)).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "knobs", "said"),
+    [
+        ("fused-dsa-split", (2, 64, 1), {"warps": 8}, "warps=8"),
+        ("fused-dsa-split", (2, 64, 1), {"sm_count": 0}, "sm_count=0"),
+        ("fused-dsa-split", (2, 64, 70000), {}, "pages=70000"),
+    ],
+)
+def test_rungs_refuse(name, shape, knobs, said):
+    pytest.importorskip("cutlass")
+    with pytest.raises(UsageError, match=said):
+        load(find(name)).compile("sm_90a", shape, "bf16", config_of(name, knobs))
