@@ -59,7 +59,7 @@ class SplitSparseAttentionConfig:
 RUNG = Rung(
     name="fused-dsa-split",
     parent="fused-sdpa-naive",
-    adds="sparse attention: tokens gathered by index, shared by all heads, split over CTAs and joined by a second kernel",
+    adds="sparse attention: tokens gathered by index for all heads, split over CTAs, joined by a second kernel",
     archs=("sm_90a", "sm_100a", "sm_120a"),
     problem="sparse_attention",
     dtypes=("bf16",),
