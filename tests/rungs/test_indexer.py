@@ -1,14 +1,20 @@
-"""The sparse-attention indexer: what its judgement lets pass and what not."""
+"""The sparse-attention indexer: what its judgement lets pass and what not, and its rungs."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import re
 
 import numpy as np
 import pytest
 
+from tensorladder.core.errors import UsageError
+from tensorladder.measure.run import run_rung
 from tensorladder.problems import examine
 from tensorladder.problems.topk_indexer import PAGE, TOPK_INDEXER, choice, lengths, score
+from tensorladder.rungs.rung import find, load
+from tensorladder.silicon.disassemble import find_nvdisasm, sass
 
 pytest.importorskip("ml_dtypes")
 
@@ -102,3 +108,61 @@ def test_error_is_infinite_where_no_token_is_named():
     case = solved()
     case.arrays["idx"][-1, 0] = -7
     assert math.isinf(examine(case).error)
+
+
+# ------------------------------------------------------------------------------------------------------------ rungs
+
+WGMMA = "fused-topk-indexer-wgmma"
+# (rung, shape, knobs): a page alone, topk past all tokens, ragged parts, rings that come round, CTAs with no page.
+CASES = [
+    (WGMMA, (1, 1, 1), {}),
+    (WGMMA, (7, 3, 300), {"cluster": 1, "threads": 64}),
+    (WGMMA, (2, 23, 100), {"stages": 2, "sm_count": 1, "pages_per_cta": 40}),
+    (WGMMA, (5, 9, 64), {"stages": 4, "sm_count": 3, "pages_per_cta": 4, "cluster": 3}),
+]
+
+
+@pytest.mark.parametrize(("name", "shape", "knobs"), CASES, ids=str)
+def test_rung(name, shape, knobs):
+    pytest.importorskip("cutlass")
+    info = find(name)
+    config = dataclasses.replace(load(info).RUNG.config(), **knobs)
+    results = [run_rung(info, shape=shape, config=config, policy=policy, seed=3) for policy in ("eager", "random:1")]
+    assert all(result.ok for result in results), results[0].message
+    assert results[0].digest == results[1].digest
+
+
+def test_scores_as_hopper_sums_them_are_within_the_bounds():
+    pytest.importorskip("cutlass")
+    result = run_rung(find(WGMMA), shape=(2, 8, 200), numerics="exact")
+    assert result.ok and 1e-6 < result.error < result.tolerance / 8, result.message
+
+
+# QGMMA: wgmma of 8 bits. UTMALDG: TMA. PREEXIT, ACQBULK: griddepcontrol. UCGABAR: the cluster barrier.
+CLAIMS = {WGMMA: ["QGMMA.64x64x32.F32.E4M3.E4M3", "UTMALDG.3D", "UTMALDG.2D"]}
+SELECT = ["PREEXIT", "ACQBULK", "UCGABAR_ARV", "REDUX.SUM.S32"]
+
+
+@pytest.mark.skipif(find_nvdisasm() is None, reason="no nvdisasm here")
+@pytest.mark.parametrize("name", CLAIMS)
+def test_machine_code(name):
+    pytest.importorskip("cutlass")
+    info = find(name)
+    (module,) = load(info).compile(info.archs[0], info.default_shape, "e4m3").modules
+    text = sass(module.cubin)
+    assert [claim for claim in CLAIMS[name] + SELECT if claim not in text] == []
+    assert not re.search(r"\b(LDL|STL)\b", text), "spilt"
+
+
+@pytest.mark.parametrize(
+    ("knobs", "word"),
+    [({"stages": 1}, "stages=1"), ({"stages": 3}, "stages=3"), ({"stages": 14}, "stages=14"),
+     ({"threads": 96}, "threads=96"), ({"cluster": 9}, "cluster=9"), ({"pages_per_cta": 0}, "pages_per_cta=0")],
+)  # fmt: skip
+@pytest.mark.parametrize("name", CLAIMS)
+def test_bad_knobs_are_refused(name, knobs, word):
+    pytest.importorskip("cutlass")
+    info = find(name)
+    config = dataclasses.replace(load(info).RUNG.config(), **knobs)
+    with pytest.raises(UsageError, match=word):
+        load(info).compile(info.archs[0], info.default_shape, "e4m3", config)
