@@ -16,6 +16,7 @@ scores that the kernel wrote, where any of equal ones is right; and by the float
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -119,23 +120,27 @@ def _tokens(inputs: Arrays, row: int) -> np.ndarray:
     return (_pages(inputs, row)[:, None] * PAGE + np.arange(PAGE)).ravel()[: int(inputs["seq_lens"][row])]
 
 
-def score(inputs: Arrays, row: int) -> tuple[np.ndarray, np.ndarray]:
-    """The scores of a query's tokens in float64, and by how much a right kernel's float32 ones may differ."""
-    length = int(inputs["seq_lens"][row])
-    values, scales = dequantise(inputs["cache"][_pages(inputs, row)])
-    k, scale = values.reshape(-1, DIM)[:length], scales.ravel()[:length]
-    q, w = inputs["q"][row].astype(np.float64), inputs["weights"][row].astype(np.float64)
-    dots = k @ q.T
-    kept = np.maximum(dots, 0)
+def scored(k: Any, scale: Any, q: Any, w: Any) -> tuple[Any, Any]:
+    """The scores of keys k (tokens, 128) with these scales (tokens), and by how much a right kernel's float32 ones may
+    differ. q (heads, 128) and w (heads) of one query; all in float64, of numpy or of torch."""
+    kept = (k @ q.T).clip(0)
     exact = scale * (kept @ w)
     # Of a dot product as in `gemm`: what e4m3 sums lose on Hopper, each head on its own, so that squares add up; what
     # they lose towards zero, and what float32 additions of products and of heads lose.
     squares = (k**2) @ (q**2).T @ w**2
-    narrow = CONFIDENCE * narrow_sum((DIM,), DTYPES["e4m3"]) * np.sqrt(squares)
+    narrow = CONFIDENCE * narrow_sum((DIM,), DTYPES["e4m3"]) * squares**0.5
     towards_zero = DIM / NARROW_K * NARROW_STEP * (kept @ abs(w))
     added = CONFIDENCE * math.sqrt(DIM + HEADS) * ACCUMULATE_STEP * (abs(k) @ abs(q).T @ abs(w))
     stored = DTYPES["fp32"]
     return exact, scale * (narrow + towards_zero + added) + stored.unit * abs(exact) + stored.tiny
+
+
+def score(inputs: Arrays, row: int) -> tuple[np.ndarray, np.ndarray]:
+    """What `scored` says of a query's tokens."""
+    length = int(inputs["seq_lens"][row])
+    values, scales = dequantise(inputs["cache"][_pages(inputs, row)])
+    k, scale = values.reshape(-1, DIM)[:length], scales.ravel()[:length]
+    return scored(k, scale, inputs["q"][row].astype(np.float64), inputs["weights"][row].astype(np.float64))
 
 
 def _compute(inputs: Arrays, shape: Shape, dtype: Dtype) -> Arrays:
