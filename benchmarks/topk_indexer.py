@@ -169,7 +169,7 @@ class Work:
         self.opened = opened
         self.functions = {
             "torch tf32": by_torch(torch, torch.float32), "torch bf16": by_torch(torch, torch.bfloat16),
-            "torch.compile bf16": compiled,
+            **({} if compiled is None else {"torch.compile bf16": compiled}),
         }  # fmt: skip
 
     def packed(self, name: str) -> list[Any]:
@@ -218,7 +218,7 @@ class Work:
     def check(self, calls: dict[str, list[Any]]) -> dict[str, bench.Record]:
         """Whether each contender's first result is right, its error, and the part of the best tokens it found."""
         t = self.sets[0]
-        rows = range(0, len(t["q"]), max(1, len(t["q"]) // 8))
+        rows = sorted({0, len(t["q"]) // 2, len(t["q"]) - 1})
         best = {row: exact(self.torch, t, row) for row in rows}
         return {name: self._one(name, calls[name][0], best) for name in calls}
 
@@ -248,14 +248,14 @@ class Work:
         return {"ok": ok, "error": error, **({"found": round(min(found), 5)} if found else {})}
 
 
-def measure(folder: Path, options: Options, only: list[int]) -> Iterator[bench.Record]:
-    """A record a shape, part and baseline."""
+def measure(folder: Path, options: Options, only: list[int], compiles: bool) -> Iterator[bench.Record]:
+    """A record a shape, part and baseline. only: lengths, or none for all. compiles: with torch.compile, too."""
     torch = cuda_torch()
     torch.backends.cuda.matmul.allow_tf32 = True
     opened = pack.Pack.open(folder)
     opened.check_gpu()
     meter, l2 = Meter(), facts()["l2_bytes"]
-    compiled = torch.compile(by_torch(torch, torch.bfloat16), dynamic=True)
+    compiled = torch.compile(by_torch(torch, torch.bfloat16), dynamic=True) if compiles else None
     for shape in SHAPES:
         if only and shape[1] * PAGE not in only:
             continue
@@ -294,6 +294,8 @@ def main() -> int:
     running = verbs.add_parser("run")
     running.add_argument("folder", type=Path)
     running.add_argument("--seconds", type=float, default=0.5)
+    running.add_argument("--settle", type=float, default=1.0)
+    running.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
     running.add_argument("--lengths", type=lambda text: [int(part) for part in text.split(",")], default=[])
     running.add_argument("--results", type=Path, help="keep the figures there")
     args = parser.parse_args()
@@ -302,7 +304,8 @@ def main() -> int:
             print(make(args.folder, args.deepgemm, args.cutlass))
             return 0
         records = []
-        for record in measure(args.folder, Options(seconds=args.seconds), args.lengths):
+        options = Options(seconds=args.seconds, settle=args.settle)
+        for record in measure(args.folder, options, args.lengths, args.compile):
             records.append(record)
             print(_line(record), flush=True)
         if args.results:

@@ -157,7 +157,8 @@ def test_machine_code(name):
 @pytest.mark.parametrize(
     ("knobs", "word"),
     [({"stages": 1}, "stages=1"), ({"stages": 3}, "stages=3"), ({"stages": 14}, "stages=14"),
-     ({"threads": 96}, "threads=96"), ({"cluster": 9}, "cluster=9"), ({"pages_per_cta": 0}, "pages_per_cta=0")],
+     ({"threads": 96}, "threads=96"), ({"cluster": 9}, "cluster=9"), ({"pages_per_cta": 0}, "pages_per_cta=0"),
+     ({"ctas_per_sm": 4}, "ctas_per_sm=4")],
 )  # fmt: skip
 @pytest.mark.parametrize("name", CLAIMS)
 def test_bad_knobs_are_refused(name, knobs, word):

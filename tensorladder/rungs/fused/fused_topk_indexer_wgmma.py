@@ -290,7 +290,9 @@ def compile(arch: str, shape: tuple[int, ...], dtype: str, config: WgmmaIndexerC
 
 def check_config(config: WgmmaIndexerConfig, arch: str) -> None:
     """UsageError unless the stages fit into shared memory and the choice's counters can be cleared and added up."""
-    for name in ("ctas_per_sm", "pages_per_cta", "sm_count"):
+    fits = 1 <= config.ctas_per_sm <= 3
+    RUNG.require(fits, f"ctas_per_sm={config.ctas_per_sm}: 1 to 3, more leave too few registers for the accumulators")
+    for name in ("pages_per_cta", "sm_count"):
         RUNG.require(getattr(config, name) > 0, f"{name}={getattr(config, name)}: at least 1")
     # A parity cannot tell a stage's next phase from the last but one: each stage has to be one warpgroup's.
     fits = config.stages >= GROUPS and config.stages % GROUPS == 0
