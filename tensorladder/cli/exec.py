@@ -15,7 +15,7 @@ from tensorladder.core.errors import MissingExtra, TensorladderError, UsageError
 from tensorladder.measure.request import parse_policy
 
 # Modules that scripts import and the extras that bring them.
-EXTRAS = {"torch": "torch", "cutlass": "climb", "cuda": "climb", "tvm_ffi": "climb", "tvm": "tirx"}
+EXTRAS = {"torch": "torch", "cutlass": "climb", "cuda": "climb", "tvm_ffi": "climb", "tvm": "tirx", "triton": "triton"}
 
 
 def exec_script(

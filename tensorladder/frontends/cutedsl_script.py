@@ -20,7 +20,7 @@ from ..core import dlpack
 from ..core.arch import find
 from ..core.errors import Unsupported
 from ..core.program import Module
-from ..vgpu.driver.session import Session
+from ..vgpu.driver.session import TIMES_NOTE, Session
 from . import cutedsl_inner as inner
 from .cutedsl import FfiEntry, PackedEntry
 
@@ -137,7 +137,7 @@ def _claimed(arg: Any) -> Any:
 
 def _benchmark(session: Session, fn: Any, **kwargs: Any) -> float:
     """Stands for cutlass.testing.benchmark: one call, its wall time in microseconds."""
-    session.note("times are the emulation's wall time, not a GPU's")
+    session.note(TIMES_NOTE)
     generator = kwargs.get("workspace_generator")
     with session.holding():  # a workspace may be tables of addresses, of tensors that only the generator held
         arguments = generator() if generator else kwargs["kernel_arguments"]
@@ -151,7 +151,7 @@ _AUTOTUNE_OPTIONS = ("warmup_iterations", "iterations", "use_cold_l2", "print_ve
 
 def _autotune(session: Session, fn: Any, *args: Any, **kwargs: Any) -> float:
     """Stands for the autotuner's benchmark: one call, its wall time in microseconds. It tunes for the emulation."""
-    session.note("times are the emulation's wall time, not a GPU's")
+    session.note(TIMES_NOTE)
     start = time.perf_counter()
     fn(*args, **{k: v for k, v in kwargs.items() if k not in _AUTOTUNE_OPTIONS})
     return (time.perf_counter() - start) * 1e6

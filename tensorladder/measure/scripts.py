@@ -25,4 +25,8 @@ def hooks() -> list[Any]:
         from tensorladder.frontends.cutedsl_script import cutedsl_hook
 
         found.append(cutedsl_hook)
+    if importlib.util.find_spec("triton"):
+        from tensorladder.frontends.triton_script import triton_hook
+
+        found.append(triton_hook)
     return found

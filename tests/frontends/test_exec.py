@@ -283,3 +283,91 @@ def test_memory_of_the_driver_is_the_devices_until_it_is_freed(tmp_path):
     run(tmp_path, HEAD + textwrap.dedent(body), machine=Looking)
     assert ("driver memory", 12345) in seen[0] and ("driver memory", 12345) not in seen[1]
     assert seen[1].count(("float32 tensor", 4000)) == 3, "a view keeps the memory of a"
+
+
+def test_code_that_torch_calls_back_into_sees_the_device(tmp_path, capsys):
+    body = """
+        import torch
+
+        class Twice(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                y = 2 * x
+                ctx.save_for_backward(y)
+                return y
+
+            @staticmethod
+            def backward(ctx, gradient):
+                (y,) = ctx.saved_tensors
+                assert y.is_cuda and gradient.is_cuda and y.device == gradient.device
+                assert torch.zeros(3, device=gradient.device).is_cuda and torch.empty_like(y).isnan().all()
+                return 2 * gradient
+
+        x = torch.randn(4, device="cuda", requires_grad=True)
+        Twice.apply(x).sum().backward()
+        assert x.grad.is_cuda and (x.grad == 2).all()
+        (gradient,) = torch.autograd.grad(Twice.apply(x).sum(), x)
+        assert gradient.is_cuda and (gradient == 2).all()
+
+        @torch.library.custom_op("tensorladder_test::thrice", mutates_args=(), device_types="cuda")
+        def thrice(x: torch.Tensor) -> torch.Tensor:
+            assert x.is_cuda and torch.empty(3, device=x.device).is_cuda
+            return 3 * x
+
+        @thrice.register_kernel("cpu")
+        def _(x: torch.Tensor) -> torch.Tensor:
+            assert not x.is_cuda
+            return x + 100
+
+        assert torch.equal(thrice(x), 3 * x) and thrice(x).is_cuda
+        assert torch.equal(thrice(torch.zeros(2)), torch.full((2,), 100.0))
+
+        @torch.library.custom_op("tensorladder_test::fill", mutates_args={"out"}, device_types="cuda")
+        def fill(x: torch.Tensor, out: torch.Tensor) -> None:
+            out.copy_(x)
+
+        out = torch.empty_like(x)
+        fill(x.detach(), out)
+        assert torch.equal(out, x)
+        try:
+            fill(torch.zeros(2), torch.zeros(2))
+        except NotImplementedError:
+            pass
+        else:
+            raise SystemExit("there is no kernel for the CPU")
+        assert torch.compile(lambda x: x + 1, fullgraph=True)(x).is_cuda
+        """
+    assert run(tmp_path, body) == 0
+    assert "torch.compile is left out" in capsys.readouterr().err
+
+
+def test_16_bit_normalisations_run_in_float32(tmp_path):
+    body = """
+        import torch
+        torch.manual_seed(0)
+        x = torch.randn(2048, 64, device="cuda", dtype=torch.float16)
+        weight, bias = (torch.randn(64, device="cuda", dtype=torch.float16, requires_grad=True) for _ in range(2))
+        dy = torch.randn_like(x)
+        torch.nn.functional.layer_norm(x, (64,), weight, bias).backward(dy)
+        want = dy.cpu().double().sum(0)
+        assert (bias.grad.cpu().double() - want).norm() < 4e-4 * want.norm()
+        """
+    assert run(tmp_path, body) == 0
+
+
+def test_memory_that_a_launch_touched_can_be_freed():
+    import weakref
+
+    from tensorladder.vgpu.driver.script import _device_streams
+    from tensorladder.vgpu.driver.session import HostRange
+
+    class Block:
+        array = np.zeros(64, np.uint8)
+
+    new_stream = _device_streams("sm_90a", "eager", 0, False)
+    block = Block()
+    freed = weakref.ref(block)
+    stream = new_stream([HostRange("block", block.array.ctypes.data, 64, owner=block)])
+    stream.synchronize()
+    del block
+    assert freed() is None

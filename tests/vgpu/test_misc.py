@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from tensorladder.vgpu import launch
 from tests.vgpu.ptx_kernels import Case, bits, cases_test
 
 N = 512
@@ -137,3 +138,25 @@ def cluster_cases() -> list[Case]:
 
 CASES = prmt_cases() + mov_cases() + cluster_cases()
 test_cases = cases_test(CASES)
+
+
+def test_a_parameters_address_in_a_32_bit_register():
+    """Compilers for the tensor map's address: mov.b32, widened, cvta.param."""
+    ptx = """.version 8.7
+.target sm_90a
+.address_size 64
+.visible .entry kernel(.param .u64 out, .param .align 64 .b8 block[128])
+{
+  .reg .b32 %r, %v; .reg .b64 %g, %p, %o;
+  ld.param.u64 %o, [out]; cvta.to.global.u64 %o, %o;
+  mov.b32 %r, block; cvt.u64.u32 %p, %r;
+  ld.param.u32 %v, [%p+8]; st.global.u32 [%o], %v;
+  ld.param.u32 %v, [%r+12]; st.global.u32 [%o+4], %v;
+  cvta.param.u64 %g, %p; ld.u32 %v, [%g+16]; st.global.u32 [%o+8], %v;
+  mov.b64 %p, block; cvta.param.u64 %g, %p; ld.u32 %v, [%g+20]; st.global.u32 [%o+12], %v;
+  ret;
+}
+"""
+    out, block = np.zeros(4, np.uint32), np.arange(100, 132, dtype=np.uint32)
+    launch(ptx, "kernel", 1, 1, [out, block.tobytes()])
+    assert out.tolist() == [102, 103, 104, 105]

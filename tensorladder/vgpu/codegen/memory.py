@@ -72,7 +72,10 @@ def ld(e: Emitter, i: Instr) -> None:
     bits = max(TYPE_BITS[ty], 8)
     per = 2 if bits == 128 else 1  # a b128 element is two 64-bit ones
     size = bits // 8
-    address = e.spill(e.address(mem), "<32 x i64>", 0)
+    where = e.address(mem)
+    if space == SPACE_GLOBAL and any(m.startswith("param") for m in i.mods):
+        where = _in_params(e, where)
+    address = e.spill(where, "<32 x i64>", 0)
     vectors = e.scratch_address(1)
     e.call(
         "tl_ld", space, address, e.active(), vectors, size // per, count * per, size * count, e.iid, fallible=True
@@ -177,8 +180,22 @@ def mov(e: Emitter, i: Instr) -> None:
         _unpack(e, dst, src, TYPE_BITS[ty])
     elif isinstance(src, Vec):
         e.set(dst, _pack(e, src, TYPE_BITS[ty]), f"b{TYPE_BITS[ty]}")
+    elif isinstance(src, Sym) and TYPE_BITS[ty] == 32 and e.symbols.get(src.name, ("",))[0] == "param":
+        e.set(dst, e.splat(ivec(32), e.symbols[src.name][1] + src.offset), ty)
     else:
         e.set(dst, e.value(src, ty), ty)
+
+
+#: no host address is as low, every place in a parameter block is
+_PARAM_LIMIT = 1 << 16
+
+
+def _in_params(e: Emitter, address: str) -> str:
+    """A .param address as a host address: a 32-bit register holds the place in the parameter block instead."""
+    base = e.broadcast("i64", e.warp_field(L.W_PARAMS))
+    low = e.op(f"icmp ult <32 x i64> {address}, {e.splat('<32 x i64>', _PARAM_LIMIT)}")
+    moved = e.op(f"add <32 x i64> {address}, {base}")
+    return e.op(f"select <32 x i1> {low}, <32 x i64> {moved}, <32 x i64> {address}")
 
 
 def _pack(e: Emitter, src: Vec, bits: int) -> str:
@@ -217,6 +234,8 @@ def cvta(e: Emitter, i: Instr) -> None:
     src = i.operands[1]
     value = e.address(Mem(src, 0)) if isinstance(src, Reg | Sym) else e.value(src, "u64")
     window = _WINDOWS[space]
+    if space.startswith("param") and not to:
+        value = _in_params(e, value)
     if window:
         if to:
             value = e.op(f"and <32 x i64> {value}, {e.splat('<32 x i64>', ~L.WINDOW_MASK)}")

@@ -18,7 +18,7 @@ import numpy as np
 
 from ...core.devicefacts import device_attribute
 from ...core.errors import UsageError
-from .session import HostRange, Session
+from .session import TIMES_NOTE, HostRange, Session
 
 _VERSION = 13000
 _POISON = 0xFF
@@ -92,7 +92,7 @@ class _Events:
 
     def elapsed(self, start: Any, end: Any) -> float:
         """Milliseconds."""
-        self._session.note("times are the emulation's wall time, not a GPU's")
+        self._session.note(TIMES_NOTE)
         return max((self._times[int(end)] - self._times[int(start)]) * 1e3, 1e-6)
 
 

@@ -88,16 +88,26 @@ def _device_streams(arch: str, policy: str, seed: int, checked: bool) -> StreamF
     from ... import vgpu
 
     device = vgpu.Device(arch=arch, policy=policy, seed=seed, checked=checked)
+    return lambda ranges: _ScriptStream(device, ranges)
 
-    mine: set[int] = set()
 
-    def new_stream(ranges: list[HostRange]) -> Stream:
-        memory = device.memory
-        memory.ranges = [r for r in memory.ranges if r.start not in mine]  # the others are the modules' variables
-        mine.clear()
+class _ScriptStream:
+    """A stream of the device on which launches may touch the script's memory, and let go of it when they have run.
+
+    What it held on to would count as the script's own: memory that is alive may be touched.
+    """
+
+    def __init__(self, device: Any, ranges: list[HostRange]):
+        self._memory = device.memory
+        self._before = list(self._memory.ranges)
         for r in ranges:
-            mine.add(r.address)
-            memory.add_range(r.address, r.address + r.size, r.name, True, r.shape, r.strides, r.itemsize, r.owner)
-        return device.stream()
+            self._memory.add_range(r.address, r.address + r.size, r.name, True, r.shape, r.strides, r.itemsize, r.owner)
+        self._mine = {r.start for r in self._memory.ranges} - {r.start for r in self._before}
+        self._stream = device.stream()
+        self.enqueue = self._stream.enqueue
 
-    return new_stream
+    def synchronize(self) -> None:
+        try:
+            self._stream.synchronize()
+        finally:  # variables of modules that were loaded meanwhile stay
+            self._memory.ranges = [r for r in self._memory.ranges if r.start not in self._mine]

@@ -18,6 +18,8 @@ from ...core.arch import Arch
 from ...core.errors import TensorladderError, UsageError
 from ...core.program import Launch, LaunchRecorder, Stream
 
+TIMES_NOTE = "times are the emulation's wall time, not a GPU's"
+
 
 @dataclass(frozen=True)
 class HostRange:
@@ -69,6 +71,10 @@ class Session:
         finally:
             self._captured = None
 
+    def launch(self, launch: Launch) -> None:
+        """Run one launch, or record it where a graph is captured."""
+        self.run(lambda stream: stream.enqueue(launch))
+
     def replay(self, launches: Sequence[Launch]) -> None:
         """Run captured launches, in order, on the memory that their parameters name."""
 
@@ -110,26 +116,25 @@ class Session:
         return result
 
     def track(self, owner: Any, range_: HostRange) -> None:
-        """Device memory of the script, as long as `owner` lives. Several owners may share memory, as views do."""
+        """Device memory of the script, as long as `owner` lives: what owns the memory itself, not a view of it.
+
+        Of several ranges for one owner the first that has a shape is kept.
+        """
         key = id(owner)
         if self._held is not None:
             self._held.append(owner)
-        if range_.size and key not in self._tracked:
+        known = self._tracked.get(key)
+        if range_.size and (known is None or (known[1].shape is None and range_.shape is not None)):
             self._tracked[key] = (weakref.ref(owner, lambda _: self._tracked.pop(key, None)), range_)
 
-    def knows(self, address: int) -> bool:
-        """Whether live memory starts there."""
-        return any(range_.address == address for _, range_ in self._tracked.values())
+    def tracks(self, owner: Any) -> bool:
+        """Whether this is an owner of device memory."""
+        return id(owner) in self._tracked
 
     def ranges(self) -> list[HostRange]:
-        """The device memory that is alive now, each address once, with its owner held."""
-        found: dict[int, HostRange] = {}
-        for reference, range_ in list(self._tracked.values()):
-            owner = reference()
-            known = found.get(range_.address)
-            if owner is not None and (known is None or (known.shape is None and range_.shape is not None)):
-                found[range_.address] = replace(range_, owner=owner)
-        return list(found.values())
+        """The device memory that is alive now, with its owner held."""
+        alive = [(reference(), range_) for reference, range_ in list(self._tracked.values())]
+        return [replace(range_, owner=owner) for owner, range_ in alive if owner is not None]
 
     def note(self, text: str) -> None:
         """Tell the person something once, beside the script's own output."""

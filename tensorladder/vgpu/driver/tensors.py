@@ -1,8 +1,8 @@
 """Tensors that say they lie on a CUDA device and lie in host memory.
 
 `CudaTensor` is a subclass of torch.Tensor; torch's own subclass protocol makes every result of an operation on one
-another. `OnHost` is the function mode that turns device="cuda" into one. Matrix products of 16-bit tensors run in
-float32 and are rounded once, as cuBLAS does; torch's own CPU code for them is slow and rounds between.
+another. `OnHost` is the function mode that turns device="cuda" into one. Matrix products and normalisations of 16-bit
+tensors, with their gradients, run in float32 and are rounded once, as on a GPU; torch's own CPU code rounds between.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ _GAP = 4096
 _UNWRITTEN = {"empty", "empty_like", "empty_strided", "new_empty"}
 _GRADIENT = torch.Tensor.grad.__get__  # type: ignore[attr-defined]
 _HALF = (torch.float16, torch.bfloat16)
-_PRODUCTS = {
+_IN_FLOAT32 = {
     torch.matmul, torch.mm, torch.bmm, torch.mv, torch.dot, torch.addmm, torch.baddbmm, torch.einsum,
     torch.nn.functional.linear, torch.Tensor.matmul, torch.Tensor.mm, torch.Tensor.bmm, torch.Tensor.__matmul__,
     torch.Tensor.__rmatmul__, torch.Tensor.addmm,
+    torch.nn.functional.layer_norm, torch.nn.functional.group_norm, torch.layer_norm, torch.group_norm,
 }  # fmt: skip
 #: what may be done with device tensors while a graph is captured: nothing is launched for it
 _NO_LAUNCH = {
@@ -79,7 +80,7 @@ class CudaTensor(torch.Tensor):
             bound = dict(zip(("a", "b", "scale_a", "scale_b"), args), **kwargs)
             if scaled.takes(bound["a"], bound["scale_a"]):
                 return _block_scaled(*args, **kwargs)
-        if func in _PRODUCTS:
+        if func in _IN_FLOAT32:
             wide, dtype = _widened((args, kwargs))
             if dtype is not None:
                 (args, kwargs) = wide
@@ -109,6 +110,14 @@ def _widened(tree: Any) -> tuple[Any, torch.dtype | None]:
 def plain(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory as an ordinary CPU tensor."""
     return tensor.as_subclass(torch.Tensor)
+
+
+def is_device_memory(session: Session, thing: Any) -> bool:
+    """Whether this is a tensor in the memory of a device tensor, though perhaps a plain one."""
+    if not isinstance(thing, torch.Tensor) or thing.layout != torch.strided:
+        return False
+    with torch._C.DisableTorchFunction():
+        return session.tracks(thing.untyped_storage())
 
 
 def claims_cuda(device: Any) -> bool:
@@ -153,17 +162,24 @@ class OnHost(TorchFunctionMode):
             _poison(result)
         return self._seen(result)
 
+    def claim(self, tensor: torch.Tensor) -> Any:
+        """A plain tensor that torch made of device tensors, as one of the device."""
+        return tensor if isinstance(tensor, CudaTensor) else self._seen(_as_cuda(tensor))
+
     def _seen(self, result: Any) -> Any:
-        """Remember the memory of device tensors: launches may touch it while they live."""
+        """Remember the memory of device tensors: launches may touch it while it lives."""
         if isinstance(result, CudaTensor):
-            if not self._session.knows(plain(result).untyped_storage().data_ptr()):
+            if not self._session.tracks(plain(result).untyped_storage()):
                 _settle(result)
-            self._session.track(result, _memory_of(plain(result)))
+            self._track(result)
         elif isinstance(result, tuple | list):
             for item in result:
                 if isinstance(item, CudaTensor):
-                    self._session.track(item, _memory_of(plain(item)))
+                    self._track(item)
         return result
+
+    def _track(self, tensor: CudaTensor) -> None:
+        self._session.track(plain(tensor).untyped_storage(), _memory_of(plain(tensor)))
 
     def _cuda(self, tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         return tensor if isinstance(tensor, CudaTensor) else _as_cuda(tensor.clone())

@@ -16,10 +16,10 @@ import torch
 
 from ...core.errors import Unsupported
 from ...core.program import Launch
-from .session import Session
+from . import reentry
+from .session import TIMES_NOTE, Session
 from .tensors import CudaTensor, OnHost, claims_cuda
 
-TIMES_NOTE = "times are the emulation's wall time, not a GPU's"
 _MEMORY = 80 << 30
 """Bytes that the device says it has."""
 
@@ -164,6 +164,18 @@ def _graph(session: Session) -> tuple[type, type]:
     return VirtualGraph, graph
 
 
+def _compile(session: Session) -> Callable[..., Any]:
+    """torch.compile: what it would compile for the GPU runs as it is."""
+
+    def compile(model: Any = None, **_: Any) -> Any:
+        if model is None:
+            return lambda function: compile(function)
+        session.note("torch.compile is left out: what it wraps runs eagerly")
+        return model
+
+    return compile
+
+
 class VirtualDevice(contextlib.nullcontext[None]):
     """torch.cuda.device(index) as a context: there is one device."""
 
@@ -229,7 +241,9 @@ def torch_facade(session: Session) -> Iterator[None]:
         (torch.cuda.nvtx, "range_pop", _nothing()),
         (torch.cuda.nvtx, "mark", _nothing()),
         (torch, "Generator", VirtualGenerator),
+        (torch, "compile", _compile(session)),
     ]
+    replaced += reentry.points(session, mode)
     before = [(owner, name, getattr(owner, name, None)) for owner, name, _ in replaced]
     for owner, name, new in replaced:
         setattr(owner, name, new)
