@@ -84,14 +84,9 @@ def one(folder: Path, target: str) -> bool:
 def _op(torch: Any, call: calls.Call, shape: calls.Shape) -> bool:
     """A call of the op; the float64 judgement is the CPU's, so that no kernel but the op's is looked at."""
     work = calls.Work(torch, call, shape, call.dtypes[0], 0, device="cpu")
-    tensors = {name: tensor.cuda() for name, tensor in work.sets[0].items()}
-    run = calls.ours(call, tensors)
-
-    def back() -> None:
-        run()
-        work.sets[0]["C"].copy_(tensors["C"].cpu())
-
-    within, error = work.check(back)
+    on_gpu = {name: tensor.cuda() for name, tensor in work.sets[0].items()}
+    on_gpu["C"].fill_(float("nan"))
+    within, error = work.check(calls.ours(call, on_gpu))
     return within and error <= work.tolerance
 
 

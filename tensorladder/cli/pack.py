@@ -36,12 +36,17 @@ def pack(
         list[str] | None, typer.Option("--form", metavar="bf16,bias=bf16", help="of the ops, these (repeatable)")
     ] = None,
     sms: Annotated[int, typer.Option("--sms", help="of the ops, for a GPU of so many SMs")] = 132,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="of the ops, with --shape: all that tune=True measures")
+    ] = False,
     add: Annotated[bool, typer.Option("--add", help="of the ops, to a pack that is there")] = False,
     as_json: Json = False,
 ) -> int:
     """Compile rungs, with no GPU, into a folder that loads beside torch and a driver alone."""
+    if tune and not (ops or form):
+        raise UsageError("--tune is for kernels of the ops: add --ops")
     if ops or form:
-        return _ops(folder, arch, form or (), dtype or (), shape or (), suite, sms, add, as_json)
+        return _ops(folder, arch, form or (), dtype or (), shape or (), suite, sms, tune, add, as_json)
     start = time.perf_counter()
     shapes = [parse_shape(text) for text in shape or ()]
     wanted = packs.wanted(rungs or (), arch, suites.find(suite or "ladder"), shapes, dtype or ())
@@ -72,12 +77,14 @@ def pack(
 
 def _ops(
     folder: str, arch: str, spelt: Sequence[str], dtypes: Sequence[str], shapes: Sequence[str],
-    suite: str | None, sms: int, add: bool, as_json: bool,
+    suite: str | None, sms: int, tune: bool, add: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """Kernels of the ops: of these forms, of a suite's calls, or of what is packed by default for these types."""
     from tensorladder.ops import packing
 
     start = time.perf_counter()
+    if tune and not shapes:
+        raise UsageError("--tune: say for which products with --shape M,N,K")
     if suite is not None:
         if spelt or shapes or arch != "sm_90a":
             raise UsageError("--suite with --ops: its forms, shapes and sm_90a are given; leave the options out")
@@ -85,7 +92,7 @@ def _ops(
     else:
         asked = [packing.parse_form(text) for text in spelt]
         forms = asked or [one for dtype in dtypes or packing.DTYPES for one in packing.forms(dtype)]
-        wanted = packing.wanted(arch, forms, [parse_shape(text) for text in shapes], sms)
+        wanted = packing.wanted(arch, forms, [parse_shape(text) for text in shapes], sms, tune)
     with output.progress(f"compiling {len(wanted)} kernels for {arch}"):
         made = [packing.make(arch, one) for one in wanted]
     size = packing.write(folder, arch, made, packs.made_with(), add)

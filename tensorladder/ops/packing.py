@@ -18,8 +18,9 @@ from tensorladder.measure import pack as rung_packs
 from tensorladder.measure.suites import SUITES, Suite
 from tensorladder.ops import calls, grouped_plan, kernels, packs
 from tensorladder.ops.choose import choose
-from tensorladder.ops.kernels import Choice
+from tensorladder.ops.kernels import Choice, Product
 from tensorladder.ops.plan import DEFAULT_OUTPUT
+from tensorladder.ops.tune import contenders
 from tensorladder.rungs.parts.form import Form
 from tensorladder.silicon import pack
 from tensorladder.silicon.pack import Dynamic, Pack
@@ -80,10 +81,10 @@ class Made(NamedTuple):
 
 
 def wanted(
-    arch: str, asked: Sequence[Form], shapes: Sequence[tuple[int, ...]] = (), sm_count: int = SMS
+    arch: str, asked: Sequence[Form], shapes: Sequence[tuple[int, ...]] = (), sm_count: int = SMS, tune: bool = False
 ) -> list[Wanted]:
     """What the model chooses for these forms: for each shape (M, N, K), or the most frequent ones; of groups
-    all that it may choose.
+    all that it may choose. tune: for each shape all that `tune=True` measures.
 
     UsageError for a shape of other than three extents, and for a form that no kernel computes.
     """
@@ -94,6 +95,10 @@ def wanted(
     for form in asked:
         if form.ragged:
             made += [Wanted(form, one, sm_count) for one in grouped_plan.choices(form)]
+            continue
+        if tune:
+            each = [contenders(Product(m, n, k, 1, form), sm_count, arch) for m, n, k in shapes]
+            made += [Wanted(form, one, sm_count) for one in dict.fromkeys(one for ones in each for one in ones)]
             continue
         over = shapes or [shape for name in SUITE for shape in SUITES[name].shapes]
         found = Counter(choose(m, n, k, 1, form, sm_count, arch) for m, n, k in over)

@@ -139,7 +139,7 @@ def tune(of: Key, timer: Timer) -> Choice:
         found = winner(of)
         if found is not None:
             return found
-        times = timer(contenders(of))
+        times = timer(contenders(of.product, of.place.sm_count, of.place.arch))
         if not times:
             raise UsageError("tune: no candidate runs here: leave tune out, or pack kernels for this form")
         best = min(times, key=lambda one: times[one])
@@ -148,9 +148,9 @@ def tune(of: Key, timer: Timer) -> Choice:
         return best
 
 
-def contenders(of: Key) -> tuple[Choice, ...]:
+def contenders(product: Product, sm_count: int, arch: str) -> tuple[Choice, ...]:
     """What is measured: the model's first, and the first of every kernel that is not among them."""
-    ranked = rank(*of.product, of.place.sm_count, of.place.arch)
+    ranked = rank(*product, sm_count, arch)
     first = ranked[:MOST]
     present = {one.kernel for one in first}
     others: dict[str, Choice] = {}

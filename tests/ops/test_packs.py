@@ -19,7 +19,7 @@ pytest.importorskip("llvmlite")
 pytest.importorskip("ml_dtypes")
 
 from tensorladder.measure import suites  # noqa: E402
-from tensorladder.ops import execute, kernels, launch, packing, packs  # noqa: E402
+from tensorladder.ops import execute, kernels, launch, packing, packs, tune  # noqa: E402
 from tensorladder.ops.plan import Array, plan  # noqa: E402
 from tensorladder.rungs.parts.form import Form  # noqa: E402
 from tensorladder.silicon import pack  # noqa: E402
@@ -139,6 +139,8 @@ def test_bad_requests(ask, folder, tmp_path):
     for arguments, words in (
         (("--form", "bf17"), "bf17"),
         (("--form", "bf16", "--shape", "8,8"), "M,N,K"),
+        (("--form", "bf16", "--tune"), "--shape M,N,K"),
+        (("--tune", "c5"), "--ops"),
         (("--form", "bf16", "--shape", "8,8,8", "--arch", "sm_42"), "sm_42"),
         (("--form", "bf16", "--shape", "8,8,8", "--add", "-o", str(tmp_path / "none")), "no pack"),
     ):
@@ -148,6 +150,13 @@ def test_bad_requests(ask, folder, tmp_path):
 
 def test_the_default_is_sixty_kernels_or_so():
     assert 40 <= len(packing.wanted(ARCH, [form for dtype in packing.DTYPES for form in packing.forms(dtype)])) <= 60
+
+
+def test_tuning_from_a_pack_has_what_it_measures():
+    form, shape = packing.parse_form("bf16"), (777, 6400, 1600)
+    product = kernels.Product(*shape, 1, form)
+    made = packing.wanted(ARCH, [form], [shape, shape], tune=True)
+    assert [one.choice for one in made] == list(tune.contenders(product, packing.SMS, ARCH)) and len(made) >= tune.MOST
 
 
 def test_a_suites_kernels_are_those_that_its_calls_take(ask):

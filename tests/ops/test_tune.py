@@ -300,7 +300,7 @@ def test_calls_measure_once_and_then_run_the_winner(torch, monkeypatch):
         seen.clear()
         execute._on_gpu(PLAN, tensors, tensors, (1.0, 0.0), None, tuned)
         assert seen[-1][0] is tensors and all(on["out"] is not tensors["out"] for on, _ in seen[:-1])
-    assert len(seen) == 1 and seen[0][1] == tune.contenders(key())[-1] != choose(*PRODUCT, 132)
+    assert len(seen) == 1 and seen[0][1] == tune.contenders(PRODUCT, 132, "sm_90a")[-1] != choose(*PRODUCT, 132)
     assert len(forgotten) == 1  # calls that knew the model's choice take the winner
 
 
