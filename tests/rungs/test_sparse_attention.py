@@ -103,6 +103,10 @@ RUNS = [
     ("fused-dsa-split", "sm_100a", (9, 31, 1), "timed", {}),
     ("fused-dsa-split", "sm_120a", (3, 96, 2), "random:1", {"overlap": False}),
     ("fused-dsa-split", "", (4, 160, 2), "random:2", {"sm_count": 4, "ctas_per_sm": 2}),
+    # one tile, so that the second warpgroup has none; no split, more tiles than stages, an odd number of them
+    ("fused-dsa-wgmma", "", (3, 33, 1), "lazy", {}),
+    ("fused-dsa-wgmma", "", (2, 450, 8), "random:1", {"sm_count": 2}),
+    ("fused-dsa-wgmma", "", (2, 580, 10), "timed", {"sm_count": 2, "stages": 2}),
 ]
 
 
@@ -124,7 +128,7 @@ def test_what_no_index_names_is_not_read(name):
     """Tokens that no row has chosen hold NaN, as a cache does that was never filled: also the first and the last."""
     pytest.importorskip("cutlass")
     info = find(name)
-    asked = plan(info, shape=(4, 70, 4))
+    asked = plan(info, shape=(5, 128, 4))
     target = TARGETS["vgpu"](asked)
     case = info.problem.make(asked.shape, asked.dtype, 1, target.allocate)
     chosen = np.unique(case.arrays["sparse_indices"])
@@ -142,12 +146,21 @@ def test_what_no_index_names_is_not_read(name):
     assert np.isfinite(np.delete(case.arrays["lse"], empty, axis=0)).all()
 
 
+def test_how_rows_are_split_for_wgmma():
+    pytest.importorskip("cutlass")
+    splits_for = load(find("fused-dsa-wgmma")).sparse.splits_for
+    # as many CTAs as SMs for few rows, one a row for many, and no more parts than there is room for
+    assert [splits_for(rows, 32, 128, 132) for rows in (1, 8, 64, 256, 1024)] == [32, 16, 2, 1, 1]
+    assert splits_for(1, 32, 3, 132) == 3 and splits_for(1, 1, 8, 132) == 1
+
+
 @pytest.mark.parametrize(
     ("name", "shape", "knobs", "said"),
     [
         ("fused-dsa-split", (2, 64, 1), {"warps": 8}, "warps=8"),
         ("fused-dsa-split", (2, 64, 1), {"sm_count": 0}, "sm_count=0"),
         ("fused-dsa-split", (2, 64, 70000), {}, "pages=70000"),
+        ("fused-dsa-wgmma", (2, 64, 1), {"stages": 4}, "stages=4"),
     ],
 )
 def test_rungs_refuse(name, shape, knobs, said):

@@ -9,8 +9,9 @@ Adds:
       gathered once into shared memory and used 32 times: a lane has a token's logits of 4 heads, then 16 elements of
       those heads' outputs. Rows are padded by 16 bytes, so that lanes of different tokens read different banks.
     - One row is not work enough for a GPU, so its tokens are split over CTAs. Each leaves m, l (see the parent) and its
-      output relative to m in memory, and a second kernel weighs the parts by exp(m - largest m) and adds them up, in
-      one order. It is launched as a dependent (a1-dependent-launch): its CTAs are there when the last part is.
+      output relative to m in memory. A second kernel (`parts.sparse.join`) weighs the parts by exp(m - largest m) and
+      adds them up, in one order. It is launched as a dependent (a1-dependent-launch): its CTAs are there when the last
+      part is.
     - A part with no token at all has m = -inf, l = 0. Nothing may be relative to -inf, as inf - inf is no number.
 
 Warp roles:
@@ -38,9 +39,9 @@ from cutlass.memory import SmemAllocator
 
 from tensorladder.core.program import Program
 from tensorladder.frontends.cutedsl import compile_program
-from tensorladder.problems.sparse_attention import HEADS, LATENT, PAGE, ROTARY, SM_SCALE, max_splits
+from tensorladder.problems.sparse_attention import HEADS, LATENT, ROTARY, SM_SCALE, max_splits
+from tensorladder.rungs.parts import sparse
 from tensorladder.rungs.parts.cpasync import start_copy
-from tensorladder.rungs.parts.tensors import row_major
 from tensorladder.rungs.rung import Rung
 
 
@@ -71,7 +72,6 @@ TILE = LANES  # tokens, a lane each
 VECTOR = 8  # elements of 16 bytes
 KEY = LATENT + ROTARY
 PITCH = KEY + VECTOR
-JOINERS = LATENT // 4  # threads of the second kernel, 16 bytes of float32 each
 
 
 class SplitSparseAttention:
@@ -88,16 +88,16 @@ class SplitSparseAttention:
         self, mQ: cute.Tensor, mQ_pe: cute.Tensor, mC: cute.Tensor, mK_pe: cute.Tensor, mIndex: cute.Tensor,
         mO: cute.Tensor, mLse: cute.Tensor, mParts: cute.Tensor, mSums: cute.Tensor,
     ):
-        rows, heads, _ = mO.shape
-        latent, rotary = self.flat(mC), self.flat(mK_pe)
+        rows = mO.shape[0]
+        latent, rotary = sparse.flat(mC), sparse.flat(mK_pe)
         self.kernel(mQ, mQ_pe, latent, rotary, mIndex, mParts, mSums).launch(
             grid=(self.splits, rows, 1),
             block=(self.threads, 1, 1),
             min_blocks_per_mp=self.ctas_per_sm,
             preferred_smem_carveout=100,  # percent; given so that the DSL need not ask a GPU
         )
-        self.join(mParts, mSums, mO, mLse).launch(
-            grid=(heads, rows, 1), block=(JOINERS, 1, 1), use_pdl=self.overlap
+        sparse.join(mParts, mSums, mO, mLse, self.splits).launch(
+            grid=(HEADS, rows, 1), block=(sparse.THREADS, 1, 1), use_pdl=self.overlap
         )
 
     @cute.kernel
@@ -135,14 +135,13 @@ class SplitSparseAttention:
             cute.arch.sync_threads()
 
             logits = self.logits(sQ, sK, first_head, lane)
-            there = self.token(indices, first + lane) >= 0
+            there = sparse.token(indices, first + lane) >= 0
             for h in cutlass.range_constexpr(self.heads):
                 logit = logits[h] if there else -cutlass.Float32.inf
                 larger = cute.arch.fmax(most[h], self.over_lanes(logit, cute.arch.fmax))
                 # Before the first token all is -inf; then 0 takes its place, and every exp below is 0.
-                base = larger if larger > -cutlass.Float32.inf else cutlass.Float32(0)
-                scale = cute.math.exp2(most[h] - base, fastmath=True)
-                weight = cute.math.exp2(logit - base, fastmath=True)
+                base = sparse.finite(larger)
+                scale, weight = sparse.exp2(most[h] - base), sparse.exp2(logit - base)
                 most[h] = larger
                 total[h] = total[h] * scale + self.over_lanes(weight, lambda a, b: a + b)
                 logits[h] = weight
@@ -158,33 +157,6 @@ class SplitSparseAttention:
             if lane == 0:
                 mSums[split, row, head, 0] = most[h]
                 mSums[split, row, head, 1] = total[h]
-
-    @cute.kernel
-    def join(self, mParts: cute.Tensor, mSums: cute.Tensor, mO: cute.Tensor, mLse: cute.Tensor):
-        tidx, _, _ = cute.arch.thread_idx()
-        head, row, _ = cute.arch.block_idx()
-        cute.arch.griddepcontrol_wait()
-
-        sums = mSums[None, row, head, None]
-        most = -cutlass.Float32.inf
-        for split in cutlass.range(self.splits, unroll=8):
-            most = cute.arch.fmax(most, sums[split, 0])
-        base = most if most > -cutlass.Float32.inf else cutlass.Float32(0)
-
-        total = cutlass.Float32(0)
-        out = cute.make_rmem_tensor(cute.make_layout(4), cutlass.Float32)
-        out.fill(0.0)
-        for split in cutlass.range(self.splits, unroll=8):
-            weight = cute.math.exp2(sums[split, 0] - base, fastmath=True)
-            total += sums[split, 1] * weight
-            part = cute.local_tile(mParts[split, row, head, None], (4,), (tidx,)).load()
-            out.store(out.load() + part * weight)
-
-        # A row of no tokens: all sums are 0, and the logarithm is -inf by itself.
-        inverse = 1.0 / total if total > 0.0 else cutlass.Float32(0)
-        cute.local_tile(mO[row, head, None], (4,), (tidx,)).store((out.load() * inverse).to(mO.element_type))
-        if tidx == 0:
-            mLse[row, head] = base + cute.math.log2(total, fastmath=True)
 
     @cute.jit
     def load_queries(self, queries: cute.Tensor, sQ: cute.Tensor, begin: cutlass.Constexpr, thread: cutlass.Int32):
@@ -205,18 +177,10 @@ class SplitSparseAttention:
         vectors = cache.shape[1] // VECTOR
         for i in cutlass.range_constexpr(TILE * vectors // self.threads):
             slot, place = (i * self.threads + thread) // vectors, (i * self.threads + thread) % vectors
-            token = self.token(indices, first + slot)
+            token = sparse.token(indices, first + slot)
             src = cute.local_tile(cache[max(token, 0), None], (VECTOR,), (place,))
             dst = cute.local_tile(sK[slot, None], (VECTOR,), (begin // VECTOR + place,))
             start_copy(dst.iterator, src.iterator, 16 if token >= 0 else 0)
-
-    @cute.jit
-    def token(self, indices: cute.Tensor, place: cutlass.Int32):
-        """The index at a place of the row, -1 past its end."""
-        token = cutlass.Int32(-1)
-        if place < indices.shape[0]:
-            token = indices[place]
-        return token
 
     @cute.jit
     def logits(self, sQ: cute.Tensor, sK: cute.Tensor, first_head: cutlass.Int32, lane: cutlass.Int32):
@@ -250,29 +214,17 @@ class SplitSparseAttention:
             value = combine(value, cute.arch.shuffle_sync_bfly(value, offset=1 << step))
         return value
 
-    def flat(self, cache: cute.Tensor):
-        """A paged cache as (tokens, elements): the row of a token is its index."""
-        pages, places, elements = cache.shape
-        return cute.make_tensor(cache.iterator, cute.make_layout((pages * places, elements), stride=(elements, 1)))
-
 
 def compile(arch: str, shape: tuple[int, ...], dtype: str, config: SplitSparseAttentionConfig | None = None) -> Program:
     """The rung for one architecture and shape (T, topk, pages): any topk, T up to 65535, pages up to 65535."""
-    (rows, topk, pages), dtype = RUNG.check(arch, shape, dtype)
+    (rows, topk, _), dtype = RUNG.check(arch, shape, dtype)
     config = config or SplitSparseAttentionConfig()
     RUNG.require(config.warps in (1, 2, 4), f"warps={config.warps}: 1, 2 or 4, which share 16 heads and 128 vectors")
-    RUNG.require(rows < 65536, f"T={rows}: the grid's y has at most 65535 CTAs")
-    RUNG.require(pages < 65536, f"pages={pages}: 2^31 elements of the cache, at most 65535 pages of {PAGE}")
     wanted = config.sm_count * config.ctas_per_sm
     RUNG.require(wanted > 0, f"sm_count={config.sm_count}, ctas_per_sm={config.ctas_per_sm}: at least 1")
     tiles = math.ceil(topk / TILE)
     splits = min(tiles, max_splits(shape), math.ceil(wanted / rows))
     tiles = math.ceil(tiles / splits)  # of a split
     attention = SplitSparseAttention(config, math.ceil(topk / (tiles * TILE)), tiles * TILE)
-    most = max_splits(shape)
-    caches = [(pages, PAGE, width) for width in (LATENT, ROTARY)]
-    arrays = [row_major(dtype, extents) for extents in ((rows, HEADS, LATENT), (rows, HEADS, ROTARY), *caches)]
-    arrays += [row_major("int32", (rows, topk)), row_major(dtype, (rows, HEADS, LATENT))]
-    scratch = ((rows, HEADS), (most, rows, HEADS, LATENT), (most, rows, HEADS, 2))
-    arrays += [row_major("fp32", extents) for extents in scratch]
+    arrays = sparse.arrays(RUNG, shape, dtype)
     return compile_program(attention, *arrays, arch=arch, name=RUNG.name)

@@ -11,6 +11,7 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 from cutlass.cute.nvgpu import OperandMajorMode
+from cutlass.cute.typing import AddressSpace
 
 BITS = 128  # of a piece
 LINE = 8  # pieces
@@ -20,6 +21,17 @@ def view(pointer: Any, elements: int, stages: int):
     """Memory as (elements of a piece, piece, stage); elements: of a stage."""
     width = BITS // pointer.dtype.width
     return cute.make_tensor(pointer, cute.make_layout((width, elements // width, stages), stride=(1, width, elements)))
+
+
+@cute.jit
+def place(base: cute.Pointer, rows: cutlass.Constexpr, row: cutlass.Int32, piece: cutlass.Int32):
+    """Where a piece of a row of an operand lies whose rows are contiguous along K: a pointer without a swizzle.
+
+    rows: that the operand has; each has a line in every block of 128 bytes of K.
+    """
+    line = piece // LINE * rows + row
+    elements = (line * LINE + (piece % LINE ^ row % LINE)) * (BITS // base.dtype.width)
+    return cute.make_ptr(base.dtype, (base + elements).toint(), AddressSpace.smem, assumed_align=BITS // 8)
 
 
 @cute.jit

@@ -1,0 +1,104 @@
+"""Sparse attention: a paged cache taken by token, and the parts of a row that is split over CTAs, joined.
+
+A part of a row's tokens leaves for each head m, the largest logit (times log2(e): exponents are of 2 throughout), l,
+the sum of 2^(logit - m), and its output relative to m. A part without tokens has m = -inf, l = 0 and output 0.
+"""
+
+from __future__ import annotations
+
+import math
+
+import cutlass
+import cutlass.cute as cute
+
+from tensorladder.problems.sparse_attention import HEADS, LATENT, PAGE, ROTARY, max_splits
+from tensorladder.rungs.parts.tensors import row_major
+from tensorladder.rungs.rung import Rung
+
+THREADS = LATENT // 4
+"""Of a CTA of `join`: 16 bytes of float32 each."""
+
+
+def flat(cache: cute.Tensor) -> cute.Tensor:
+    """A paged cache as (tokens, elements): the row of a token is its index."""
+    pages, places, elements = cache.shape
+    return cute.make_tensor(cache.iterator, cute.make_layout((pages * places, elements), stride=(elements, 1)))
+
+
+@cute.jit
+def token(indices: cute.Tensor, place: cutlass.Int32):
+    """The index at a place of a row, -1 past its end."""
+    index = cutlass.Int32(-1)
+    if place < indices.shape[0]:
+        index = indices[place]
+    return index
+
+
+def exp2(x: cutlass.Float32 | cute.TensorSSA):
+    """2^x by the hardware's approximation; 0 for -inf."""
+    return cute.math.exp2(x, fastmath=True)
+
+
+@cute.jit
+def finite(most: cutlass.Float32):
+    """What exponents are relative to: 0 in place of -inf, as -inf - -inf is no number."""
+    return most if most > -cutlass.Float32.inf else cutlass.Float32(0)
+
+
+@cute.kernel
+def join(
+    mParts: cute.Tensor, mSums: cute.Tensor, mO: cute.Tensor, mLse: cute.Tensor, splits: cutlass.Constexpr
+):
+    """A row's head a CTA: its parts, weighed by 2^(m - largest m), one after the other. Launched as a dependent or not.
+
+    mParts: (S, T, heads, elements), relative to m; mSums: (S, T, heads, 2), m and l; the first `splits` of S are used.
+    """
+    tidx, _, _ = cute.arch.thread_idx()
+    head, row, _ = cute.arch.block_idx()
+    cute.arch.griddepcontrol_wait()
+
+    sums = mSums[None, row, head, None]
+    most = -cutlass.Float32.inf
+    for split in cutlass.range(splits, unroll=8):
+        most = cute.arch.fmax(most, sums[split, 0])
+    base = finite(most)
+
+    total = cutlass.Float32(0)
+    out = cute.make_rmem_tensor(cute.make_layout(4), cutlass.Float32)
+    out.fill(0.0)
+    for split in cutlass.range(splits, unroll=8):
+        weight = exp2(sums[split, 0] - base)
+        total += sums[split, 1] * weight
+        part = cute.local_tile(mParts[split, row, head, None], (4,), (tidx,)).load()
+        out.store(out.load() + part * weight)
+
+    # A row of no tokens: all sums are 0, and the logarithm is -inf by itself.
+    inverse = 1.0 / total if total > 0.0 else cutlass.Float32(0)
+    cute.local_tile(mO[row, head, None], (4,), (tidx,)).store((out.load() * inverse).to(mO.element_type))
+    if tidx == 0:
+        mLse[row, head] = base + cute.math.log2(total, fastmath=True)
+
+
+def splits_for(rows: int, tiles: int, most: int, sm_count: int) -> int:
+    """How many parts of a row's tiles give the shortest time with a CTA an SM, counted in tiles.
+
+    A wave of CTAs takes its tiles and two more to begin and to end; a second kernel as much as two.
+    """
+
+    def cost(splits: int) -> int:
+        return math.ceil(rows * splits / sm_count) * (math.ceil(tiles / splits) + 2) + 2 * (splits > 1)
+
+    return min(range(1, min(tiles, most) + 1), key=cost)
+
+
+def arrays(rung: Rung, shape: tuple[int, ...], dtype: str) -> list[cute.Tensor]:
+    """Stand-ins for the problem's arrays, in order. UsageError for more rows or pages than kernels can count."""
+    rows, topk, pages = shape
+    rung.require(rows < 65536, f"T={rows}: the grid's y has at most 65535 CTAs")
+    rung.require(pages < 65536, f"pages={pages}: 2^31 elements of the cache, at most 65535 pages of {PAGE}")
+    out, most = (rows, HEADS, LATENT), max_splits(shape)
+    operands = [row_major(dtype, extents) for extents in (out, (rows, HEADS, ROTARY))]
+    caches = [row_major(dtype, (pages, PAGE, width)) for width in (LATENT, ROTARY)]
+    results = [row_major("int32", (rows, topk)), row_major(dtype, out), row_major("fp32", (rows, HEADS))]
+    scratch = [row_major("fp32", (most, *extents)) for extents in (out, (rows, HEADS, 2))]
+    return [*operands, *caches, *results, *scratch]
