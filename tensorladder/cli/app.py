@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from tensorladder import __version__
-from tensorladder.cli import bench, climb, doctor, draw, exec, list, output, pack, report, run, show, submit
+from tensorladder.cli import bench, check, climb, doctor, draw, exec, list, output, pack, report, run, show, submit
 from tensorladder.core.errors import TensorladderError
 
 USAGE = 2
@@ -35,6 +35,7 @@ app.command("list")(list.list_rungs)
 app.command("show")(show.show)
 app.command("run")(run.run)
 app.command("climb")(climb.climb)
+app.command("check")(check.check)
 app.command("pack")(pack.pack)
 app.command("bench")(bench.bench)
 app.command("draw")(draw.draw)

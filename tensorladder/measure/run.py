@@ -248,7 +248,7 @@ def exit_code(results: Iterable[Result]) -> int:
 class VirtualTarget:
     """The virtual GPU: arrays live in the device's arena, launches run at the synchronisation."""
 
-    def __init__(self, asked: Request) -> None:
+    def __init__(self, asked: Request, checker: Any = None) -> None:
         try:
             from tensorladder.vgpu import Device
         except ModuleNotFoundError as error:
@@ -262,6 +262,7 @@ class VirtualTarget:
             timeout=asked.timeout,
             numerics=asked.numerics,
             sm_count=asked.sm_count,
+            checker=checker,
         )
 
     @property

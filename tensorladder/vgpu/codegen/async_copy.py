@@ -98,7 +98,7 @@ def _source_size(e: Emitter, operand: object, size: int) -> None:
 def _commit(e: Emitter, i: Instr) -> None:
     bulk = "bulk" in i.mods
     refuse_unknown(i, {"async", "bulk", "commit_group"})
-    e.call("tl_commit", L.W_BULK_GROUP if bulk else L.W_CP_GROUP, e.active())
+    e.call("tl_commit", L.W_BULK_GROUP if bulk else L.W_CP_GROUP, e.active(), e.iid)
 
 
 def _wait(e: Emitter, i: Instr) -> tuple[str, bool]:

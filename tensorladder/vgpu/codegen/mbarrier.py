@@ -76,6 +76,8 @@ def _arrive(e: Emitter, i: Instr) -> None:
     mem, rest = i.operands[n], i.operands[n + 1 :]
     flags = M.ARRIVE_DROP if i.mods[0] == "arrive_drop" else 0
     flags |= M.ARRIVE_NO_COMPLETE if "noComplete" in i.mods else 0
+    flags |= M.RELAXED if "relaxed" in i.mods else 0
+    flags |= M.SCOPE_CLUSTER if "cluster" in i.mods else 0
     address = e.spill(e.address(mem), "<32 x i64>", 0)
     count: int | str = 0
     expect: int | str = 0
@@ -100,6 +102,8 @@ def _wait(e: Emitter, i: Instr):
     address = e.spill(e.address(mem), "<32 x i64>", 0)
     tokens = wide(e, token, "b64" if by_state else "u32", 1)
     flags = (M.WAIT_BLOCKS if blocks else 0) | (M.WAIT_BY_STATE if by_state else 0)
+    flags |= M.RELAXED if "relaxed" in i.mods else 0
+    flags |= M.SCOPE_CLUSTER if "cluster" in i.mods else 0
     passed = e.call("tl_mbar_wait", space_of(i), address, tokens, e.active(), flags, e.iid, fallible=True)
     bits = e.op(f"trunc i64 {passed} to i32")
     e.set(dst, e.op(f"bitcast i32 {bits} to <32 x i1>"), "pred")

@@ -6,6 +6,7 @@ from tensorladder.core.errors import Unsupported
 from tensorladder.vgpu.codegen.emit import Emitter, ivec, vec
 from tensorladder.vgpu.codegen.remote import store_async
 from tensorladder.vgpu.codegen.table import instruction
+from tensorladder.vgpu.machine import hooks as H
 from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.machine.layout import SPACE_GENERIC, SPACE_GLOBAL, SPACE_LOCAL, SPACE_OWN, SPACE_SHARED
 from tensorladder.vgpu.ptx.nodes import TYPE_BITS, Instr, Mem, Reg, Sym, Vec
@@ -77,9 +78,7 @@ def ld(e: Emitter, i: Instr) -> None:
         where = _in_params(e, where)
     address = e.spill(where, "<32 x i64>", 0)
     vectors = e.scratch_address(1)
-    e.call(
-        "tl_ld", space, address, e.active(), vectors, size // per, count * per, size * count, e.iid, fallible=True
-    )
+    e.call("tl_ld", space, address, e.active(), vectors, size // per, count * per, size * count, e.iid, fallible=True)
     hook(e, "read", space, bits // 8 * count)
     for n, item in enumerate(items):
         if bits == 128:
@@ -96,9 +95,7 @@ def _ld_run(e: Emitter, i: Instr, space: int, items: tuple, ty: str) -> None:
     if i.index == run.first:
         address = e.spill(e.address(run.mem), "<32 x i64>", 0)
         vectors = e.scratch_address(1)
-        e.call(
-            "tl_ld", space, address, e.active(), vectors, run.bits // 8, run.count, run.align, e.iid, fallible=True
-        )
+        e.call("tl_ld", space, address, e.active(), vectors, run.bits // 8, run.count, run.align, e.iid, fallible=True)
         run.values = [e.reload(raw, 1 + n) for n in range(run.count)]
     for n, item in enumerate(items):
         value = run.values[run.places[i.index] + n]
@@ -162,11 +159,23 @@ def st(e: Emitter, i: Instr) -> None:
     hook(e, "write", space, bits // 8 * count)
 
 
-def hook(e: Emitter, what: str, space: int, size: int) -> None:
+def hook(e: Emitter, what: str, space: int, size: int, lanes: str | int | None = None) -> None:
     """Where the checked variant sees an access: addresses (host) in scratch 0, lanes, bytes a lane, instruction."""
-    if e.checked:
-        code = {"read": 0, "write": 1, "atomic": 2}[what]
-        e.call("tl_hook_access", code, space & 3, e.scratch_address(0), e.active(), size, e.iid)
+    if not e.checked or space == SPACE_LOCAL:
+        return
+    code = {"read": H.ACCESS_READ, "write": H.ACCESS_WRITE, "atomic": H.ACCESS_ATOMIC}[what]
+    mods = e.instr.mods
+    if what == "atomic" or _STRONG.intersection(mods):
+        code |= H.ACCESS_STRONG
+    if _ACQUIRES.intersection(mods):
+        code |= H.ACCESS_ACQUIRE
+    if _RELEASES.intersection(mods):
+        code |= H.ACCESS_RELEASE
+    e.call("tl_hook_access", code | (space & 3) << 8, e.scratch_address(0), lanes or e.active(), size, e.iid)
+
+
+_STRONG = {"volatile", "relaxed", "acquire", "release", "acq_rel", "mmio"}
+_ACQUIRES, _RELEASES = {"acquire", "acq_rel"}, {"release", "acq_rel"}
 
 
 @instruction("mov", forms="registers, immediates, special registers, addresses, packing and unpacking of vectors")

@@ -93,6 +93,7 @@ _PROXY_SPACES = ("global", "shared::cta", "shared::cluster")
 FENCE_MEMORY, FENCE_MBARRIER_INIT, FENCE_PROXY = 0, 1, 2  # a proxy fence's kind: FENCE_PROXY + place in _PROXIES
 #: tcgen05: wait::ld, wait::st, fence::before_thread_sync, fence::after_thread_sync in the bits of the semantics
 FENCE_TCGEN05 = 8
+FENCE_WGMMA = 9
 
 
 def _place(word: str, words: tuple[str, ...]) -> int:

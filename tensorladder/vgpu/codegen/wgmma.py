@@ -13,6 +13,7 @@ from tensorladder.core.errors import Unsupported
 from tensorladder.vgpu.codegen.emit import Emitter
 from tensorladder.vgpu.codegen.in_flight import SETTLE
 from tensorladder.vgpu.codegen.modifiers import pending_groups
+from tensorladder.vgpu.codegen.sync import FENCE_WGMMA
 from tensorladder.vgpu.codegen.table import instruction
 from tensorladder.vgpu.machine import fragments as F
 from tensorladder.vgpu.machine import operands as T
@@ -137,9 +138,9 @@ def wgmma(e: Emitter, i: Instr):
     if i.mods[1:] != ("sync", "aligned"):
         raise Unsupported(i.text)
     if what == "fence":  # registers are read and written in order anyway
-        return None
+        return e.call("tl_hook_fence", FENCE_WGMMA, e.active(), e.iid) if e.checked else None
     if what == "commit_group":
-        return e.call("tl_wgmma_commit")
+        return e.call("tl_wgmma_commit", e.iid)
     if what != "wait_group":
         raise Unsupported(i.text)
     go = e.call("tl_wgmma_wait", pending_groups(i), e.active(), e.iid)

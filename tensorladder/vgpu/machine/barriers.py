@@ -8,7 +8,19 @@ barrier, whether at one instruction or apart. The lanes that come first wait for
 from __future__ import annotations
 
 from tensorladder.vgpu.machine import layout as L
-from tensorladder.vgpu.machine.hooks import EVENT_ARRIVE, EVENT_FENCE, EVENT_WAIT, record
+from tensorladder.vgpu.machine.hooks import (
+    CHECK_BAR,
+    CHECK_BAR_DONE,
+    CHECK_CLUSTER_ARRIVE,
+    CHECK_CLUSTER_WAIT,
+    CHECK_FENCE,
+    EVENT_ARRIVE,
+    EVENT_FENCE,
+    EVENT_WAIT,
+    observe,
+    observe_cta,
+    record,
+)
 from tensorladder.vgpu.machine.lanes import block, fail, settle_warp_syncs, wake
 from tensorladder.vgpu.machine.native import export, helper
 from tensorladder.vgpu.machine.raw import ld32, ld64, popcount, st32, st64, trailing_zeros
@@ -64,6 +76,7 @@ def complete(c, index):
     bar = c + L.C_BAR + index * L.C_BAR_STRIDE
     votes = ld64(bar + _VOTES)
     generation = ld64(bar + _GENERATION)
+    observe_cta(c, CHECK_BAR_DONE, index)
     if votes != 0:
         for n in range(ld64(c + L.C_NWARPS)):
             w = ld64(c + L.C_WARPS) + n * L.W_BYTES
@@ -184,6 +197,7 @@ def tl_bar(w, op, index, count, lanes, yes, iid):
         votes = popcount(yes & lanes) + (popcount(lanes & ~yes) << 32)
         st64(bar + _VOTES, ld64(bar + _VOTES) + votes)
     record(w, EVENT_ARRIVE, index | count << 8 | op << 32, ld64(bar + _GENERATION), lanes, iid)
+    observe(w, CHECK_BAR, index, op, count, lanes, iid)
     progress(w)
     if lanes == ld64(w + L.W_LIVE) and op < BAR_POPC:  # the usual case, in short
         generation = count_warp(w, index, count)
@@ -284,6 +298,7 @@ def tl_cluster_arrive(w, lanes, relaxed, iid):
         fail(w, L.ERR_CLUSTER_ARRIVE, iid, trailing_zeros(twice), 0, 0, 0)
         return 0
     record(w, EVENT_ARRIVE, CLUSTER_BARRIER | relaxed << 8, ld64(cluster_base(w) + L.C_CLUSTER_BAR), lanes, iid)
+    observe(w, CHECK_CLUSTER_ARRIVE, ld64(cluster_base(w) + L.C_CLUSTER_BAR), relaxed, 0, lanes, iid)
     st64(w + L.W_CLUSTER_ARRIVED, arrived | lanes)
     settle_cluster(w)
     progress(w)
@@ -304,6 +319,7 @@ def tl_cluster_wait(w, lanes, iid):
         return 0
     st64(w + L.W_CLUSTER_DONE, done & ~lanes)
     record(w, EVENT_WAIT, CLUSTER_BARRIER, generation - 1, lanes, iid)
+    observe(w, CHECK_CLUSTER_WAIT, generation - 1, 0, 0, lanes, iid)
     return 1
 
 
@@ -324,4 +340,6 @@ def tl_sleep(w, durations, lanes, iid):
 def tl_hook_fence(w, what, lanes, iid):
     """A fence, as codegen.sync numbers it."""
     record(w, EVENT_FENCE, what, 0, lanes, iid)
+    if lanes != 0:
+        observe(w, CHECK_FENCE, what, 0, 0, lanes, iid)
     return 0

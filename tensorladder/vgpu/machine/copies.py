@@ -7,7 +7,7 @@ shared::cluster addresses, global ones are host addresses.
 from __future__ import annotations
 
 from tensorladder.vgpu.machine import layout as L
-from tensorladder.vgpu.machine.hooks import EVENT_EFFECT, record
+from tensorladder.vgpu.machine.hooks import CHECK_ASYNC_ARRIVE, EVENT_EFFECT, observe, record
 from tensorladder.vgpu.machine.mbarrier import arrive, complete_tx, mbarrier_at, shared_at
 from tensorladder.vgpu.machine.memory import SPACE_SHARED
 from tensorladder.vgpu.machine.native import helper
@@ -75,20 +75,24 @@ def run_cp_async(op):
 
 
 @helper
-def arrive_lanes(w, addresses, lanes, iid):
-    """One arrival of each lane at its mbarrier (32-bit shared addresses, one of 8 bytes a lane)."""
+def arrive_lanes(w, addresses, lanes, noted, iid):
+    """One arrival of each lane at its mbarrier (32-bit shared addresses, one of 8 bytes a lane); noted: A_CHECK."""
     for lane in range(L.LANES):
         if (lanes >> lane) & 1:
             address = ld64(addresses + 8 * lane) & 0xFFFFFFFF
             host = mbarrier_at(w, SPACE_SHARED, address, 1, iid, lane)
-            if host == 0 or arrive(w, host, address, 1, 0, 0, iid, lane) < 0:
+            if host == 0:
+                return
+            observe(w, CHECK_ASYNC_ARRIVE, host, noted, 0, 1 << lane, iid)
+            if arrive(w, host, address, 1, 0, 0, iid, lane) < 0:
                 return
 
 
 @helper
 def run_arrive(op):
     """cp.async.mbarrier.arrive when the copies before it are done."""
-    arrive_lanes(ld64(op + L.A_WARP), op + L.A_LANE_DST, ld64(op + L.A_LANES), ld64(op + L.A_IID))
+    w = ld64(op + L.A_WARP)
+    arrive_lanes(w, op + L.A_LANE_DST, ld64(op + L.A_LANES), ld64(op + L.A_CHECK), ld64(op + L.A_IID))
     return True
 
 

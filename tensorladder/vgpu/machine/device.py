@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
+from typing import Protocol
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.machine.arena import Memory
 from tensorladder.vgpu.machine.execution import Run, launch_registers, run_all
 from tensorladder.vgpu.machine.numerics import parse_numerics, refuse_unmeasured
+from tensorladder.vgpu.machine.unit import Unit
 
 #: launch attribute: need not wait for the end of the launch before
 _DEPENDENT = "programmatic_stream_serialization"
@@ -48,6 +50,19 @@ class Stream:
         self.device.run_stream(pending)
 
 
+class Checker(Protocol):
+    """A hazard checker as launches see it (check.engine). entry: address of the function that is told of events."""
+
+    @property
+    def entry(self) -> int: ...
+
+    def watch(self, run: Run, unit: Unit) -> int:
+        """Address of what it keeps about a unit, which is about to run."""
+
+    def collect(self, runs: Sequence[Run]) -> None:
+        """Launches have run, or have stopped."""
+
+
 class Device:
     """A virtual GPU.
 
@@ -55,7 +70,7 @@ class Device:
     seed: of everything random. checked: run the variant with hazard hooks. timeout: seconds a launch may take.
     workers: threads (default: all cores). numerics: how matrix products accumulate, "f32" (in steps of one fused
     multiply-add), "f64" (rounded once an instruction) or "exact" (bit for bit as on the chip; sm_90 alone).
-    sm_count: SMs, for another part than the architecture's reference one.
+    sm_count: SMs, for another part than the architecture's reference one. checker: looks for hazards (vgpu.check).
     """
 
     def __init__(
@@ -68,11 +83,13 @@ class Device:
         workers: int | None = None,
         numerics: str = "f32",
         sm_count: int | None = None,
+        checker: Checker | None = None,
     ):
         self.arch = archs.find(arch)
         self.policy, policy_seed = parse_policy(policy)
         self.seed = (seed + policy_seed) & 0x7FFF_FFFF  # 31 bits: the generators multiply it
-        self.checked, self.timeout = checked, timeout
+        self.checker = checker
+        self.checked, self.timeout = checked or checker is not None, timeout
         self.workers = workers or len(os.sched_getaffinity(0))
         self.numerics = numerics
         self.numerics_code = parse_numerics(numerics, self.arch)

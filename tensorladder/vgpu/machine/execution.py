@@ -83,7 +83,9 @@ class Run:
         self.prints = prints
         w[L.L_LATENCY] = latency.ctypes.data
         w[L.L_PRINT], w[L.L_PRINT_SIZE] = prints.ctypes.data, _PRINT_BYTES
-        if device.checked:
+        if device.checker is not None:
+            w[L.L_CHECK] = device.checker.entry
+        elif device.checked:
             self.events = np.zeros((1 << 20, 8), np.int64)
             w[L.L_HOOKS], w[L.L_HOOKS_SIZE] = self.events.ctypes.data, len(self.events)
         self.low = low
@@ -135,6 +137,8 @@ class Run:
             sms = [s // cluster % beside * cluster + s % cluster for s in range(slots)]
         unit = Unit(self.words, self.compiled.address, self.low, group, sms, threads, self.shared_bytes, batch, cost)
         self.units.append(unit)
+        if self.device.checker is not None:
+            unit.words[L.U_CHECK] = self.device.checker.watch(self, unit)
         return unit
 
     def follow(self, before: Run) -> None:
@@ -174,11 +178,13 @@ def run_all(device: Device, runs: Sequence[Run]) -> None:
         timed_out = _work(jobs, runs, device.timeout)
         _raise_failure(device, runs, timed_out)
     finally:
+        if device.checker is not None:
+            device.checker.collect(runs)
         for run in runs:
             run.finish()
     device.instructions += L.LANES * sum(u.words[L.U_INSTRS] for run in runs for u in run.units)
     device.cycles += max(u.words[L.U_CLOCK] for run in runs for u in run.units)
-    if device.checked:
+    if device.checked and device.checker is None:
         device.events += [run.events[: min(run.words[L.L_HOOKS_USED], len(run.events))] for run in runs]
 
 

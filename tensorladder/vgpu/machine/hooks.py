@@ -1,13 +1,69 @@
-"""Event records of the checked variant: accesses, arrivals and asynchronous effects, with their instruction."""
+"""What the checked variant tells: event records (accesses, arrivals, effects), and the hazard checker's events.
+
+`record` appends to a buffer. `observe` calls the hazard checker (vgpu/check), a library of its own that the launch
+names by address, so that machines without one carry nothing of it.
+"""
 
 from __future__ import annotations
 
 from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.machine.native import export, helper
-from tensorladder.vgpu.machine.raw import fetch_add, ld64, st64
+from tensorladder.vgpu.machine.raw import call_hook, fetch_add, ld64, st64
 
 #: what an event is (first field of a record)
 EVENT_READ, EVENT_WRITE, EVENT_ATOMIC, EVENT_ARRIVE, EVENT_ISSUE, EVENT_EFFECT, EVENT_WAIT, EVENT_FENCE = range(8)
+
+#: what the checker is told, with its three numbers (host: a host address; op: an operation, filled in)
+(CHECK_ACCESS,  # addresses of the lanes (host), bytes a lane, kind of access | space << 8 (codegen.memory.hook)
+ CHECK_START,  # a CTA (the subject) starts
+ CHECK_END,  # a CTA (the subject) ends
+ CHECK_FENCE,  # what (codegen.sync)
+ CHECK_BAR,  # barrier, operation, thread count
+ CHECK_BAR_DONE,  # of a CTA (the subject): barrier
+ CHECK_CLUSTER_ARRIVE,  # generation, relaxed
+ CHECK_CLUSTER_WAIT,  # generation
+ CHECK_INIT,  # mbarrier (host), count
+ CHECK_INVAL,  # mbarrier (host)
+ CHECK_ARRIVE,  # mbarrier (host), count, flags of mbarrier.tl_mbar_arrive
+ CHECK_TX,  # mbarrier (host), bytes
+ CHECK_FLIP,  # mbarrier (host): the phase is complete
+ CHECK_WAIT,  # mbarrier (host), parity or state, flags of mbarrier.tl_mbar_wait
+ CHECK_ASYNC_ARRIVE,  # mbarrier (host), what CHECK_ISSUE or CHECK_CP_ARRIVE noted (A_CHECK)
+ CHECK_CP,  # addresses (host): destinations, sources; bytes a lane
+ CHECK_CP_ARRIVE,  # gives what to note
+ CHECK_COMMIT,  # field of the warp: W_CP_GROUP or W_BULK_GROUP
+ CHECK_WAIT_GROUPS,  # field of the warp, kind of wait, groups that may be pending
+ CHECK_ISSUE,  # op: a copy, or an operation of tcgen05; gives what to note
+ CHECK_WGMMA,  # op, slot of the warp in its warpgroup
+ CHECK_WGMMA_COMMIT,
+ CHECK_WGMMA_WAIT,  # groups that may be pending
+ CHECK_WGMMA_SETTLE,  # last group that is waited for
+ CHECK_TMEM_ALLOC,  # place of the address (host), column, columns
+ CHECK_TMEM_DEALLOC,  # column, columns
+ CHECK_TMEM_LD,  # shape, registers, step
+ CHECK_TMEM_ST,  # shape, registers, step
+ CHECK_MAP,  # addresses (host), bytes: a tensor map in memory is changed
+ ) = range(29)  # fmt: skip
+#: kinds of a CHECK_ACCESS, low four bits; strong: .volatile, .relaxed and stronger, atomics
+ACCESS_READ, ACCESS_WRITE, ACCESS_ATOMIC = 0, 1, 2
+ACCESS_STRONG, ACCESS_ACQUIRE, ACCESS_RELEASE = 16, 32, 64
+
+
+@helper
+def observe(w, what, a, b, c, lanes, iid):
+    """Tell the hazard checker of something a warp does; what it answers, 0 without one."""
+    check = ld64(ld64(w + L.W_LAUNCH) + L.L_CHECK)
+    if check == 0:
+        return 0
+    return call_hook(check, w, what, a, b, c, lanes, iid)
+
+
+@helper
+def observe_cta(c, what, a):
+    """Tell the hazard checker of something that happens to a CTA."""
+    check = ld64(ld64(c + L.C_LAUNCH) + L.L_CHECK)
+    if check != 0:
+        call_hook(check, c, what, a, 0, 0, 0, 0)
 
 
 @helper
@@ -32,10 +88,14 @@ def record(w, what, a, b, lanes, iid):
 
 
 @export
-def tl_hook_access(w, what, space, addresses, lanes, size, iid):
-    """An access of a lane group: addresses are host addresses (already resolved); the event keeps the first one."""
+def tl_hook_access(w, what, addresses, lanes, size, iid):
+    """An access of a lane group: host addresses (resolved); what: ACCESS_* | space << 8. Events keep the first one."""
+    if lanes == 0:
+        return 0
+    if ld64(ld64(w + L.W_LAUNCH) + L.L_CHECK) != 0:
+        return observe(w, CHECK_ACCESS, addresses, size, what, lanes, iid)
     lane = 0
     while lane < L.LANES - 1 and (lanes >> lane) & 1 == 0:
         lane += 1
-    record(w, what, ld64(addresses + 8 * lane), size | (space << 32), lanes, iid)
+    record(w, what & 15, ld64(addresses + 8 * lane), size | ((what >> 8) << 32), lanes, iid)
     return 0

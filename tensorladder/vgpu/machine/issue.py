@@ -9,7 +9,17 @@ from __future__ import annotations
 from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.machine.copies import FLAG_MASK_SHIFT, FLAG_MULTICAST, FLAG_OWN, arrive_lanes, copy_lane
 from tensorladder.vgpu.machine.effects import begin, submit
-from tensorladder.vgpu.machine.hooks import EVENT_ISSUE, record
+from tensorladder.vgpu.machine.hooks import (
+    CHECK_COMMIT,
+    CHECK_CP,
+    CHECK_CP_ARRIVE,
+    CHECK_ISSUE,
+    CHECK_MAP,
+    CHECK_WAIT_GROUPS,
+    EVENT_ISSUE,
+    observe,
+    record,
+)
 from tensorladder.vgpu.machine.lanes import block, fail
 from tensorladder.vgpu.machine.mbarrier import add_pending, mbarrier_at, shared_at
 from tensorladder.vgpu.machine.memory import (
@@ -113,6 +123,7 @@ def tl_cp_async(w, base, mask, size, sized, iid):
     elif whole < 0 or not resolve_sources(w, src, sizes, mask, whole, size, iid):
         return 0
     record(w, EVENT_ISSUE, ld64(dst + 8 * trailing_zeros(mask)), L.OP_CP_ASYNC, mask, iid)
+    observe(w, CHECK_CP, dst, src, size | (sized << 32), mask, iid)
     if is_eager(w):
         copy_now(dst, src, sizes, mask, size, sized)
         st64(w + L.W_PROGRESS, ld64(w + L.W_PROGRESS) + 1)
@@ -166,13 +177,15 @@ def tl_cp_arrive(w, addresses, mask, increment, iid):
                 return 0
     st64(w + L.W_PROGRESS, ld64(w + L.W_PROGRESS) + 1)
     record(w, EVENT_ISSUE, ld64(addresses + 8 * trailing_zeros(mask)), L.OP_MBAR_ARRIVE, mask, iid)
+    noted = observe(w, CHECK_CP_ARRIVE, addresses, 0, 0, mask, iid)
     found, when = last_ready(w, mask)
     if not found:
-        arrive_lanes(w, addresses, mask, iid)
+        arrive_lanes(w, addresses, mask, noted, iid)
         return 1
     op = begin(w, L.OP_MBAR_ARRIVE, mask, iid)
     if op == 0:
         return 0
+    st64(op + L.A_CHECK, noted)
     st64(op + L.A_GROUP, NO_GROUP)
     for lane in range(L.LANES):
         st64(op + L.A_LANE_DST + 8 * lane, ld64(addresses + 8 * lane))
@@ -183,8 +196,10 @@ def tl_cp_arrive(w, addresses, mask, increment, iid):
 
 # ---------------------------------------------------------------- groups
 @export
-def tl_commit(w, field, mask):
+def tl_commit(w, field, mask, iid):
     """commit_group: the lanes' open group (at `field` of the warp) is closed, the next one is open."""
+    if mask != 0:
+        observe(w, CHECK_COMMIT, field, 0, 0, mask, iid)
     for lane in range(L.LANES):
         if (mask >> lane) & 1:
             st32(w + field + 4 * lane, ld32(w + field + 4 * lane) + 1)
@@ -194,6 +209,8 @@ def tl_commit(w, field, mask):
 @export
 def tl_wait_groups(w, field, kind, most, mask, iid):
     """wait_group: 1 when at most `most` of each lane's groups are pending (-1: the open one included), else 0."""
+    if mask != 0:
+        observe(w, CHECK_WAIT_GROUPS, field, kind, most, mask, iid)
     if ld64(ld64(w + L.W_UNIT) + L.U_COUNT) == 0:
         return 1
     go = 1
@@ -285,6 +302,7 @@ def tl_tma_load(w, base, mask, dims, flags, iid):
         st64(op + L.A_GROUP, NO_GROUP)
         st64(op + L.A_FLAGS, flags | (ranks << FLAG_MASK_SHIFT))
         record(w, EVENT_ISSUE, dst, L.OP_TMA_LOAD, 1 << lane, iid)
+        st64(op + L.A_CHECK, observe(w, CHECK_ISSUE, op, 0, 0, 1 << lane, iid))
         submit(w, op, LAT_TMA_LOAD, 0 if is_eager(w) else box_bytes(ld64(op + L.A_MAP)))
     st64(w + L.W_PROGRESS, ld64(w + L.W_PROGRESS) + 1)
     return 1
@@ -307,6 +325,7 @@ def tl_tma_store(w, base, mask, dims, reduction, iid):
         st64(op + L.A_OP, max(reduction, 0))
         st64(op + L.A_GROUP, ld32(w + L.W_BULK_GROUP + 4 * lane))
         record(w, EVENT_ISSUE, src, kind, 1 << lane, iid)
+        st64(op + L.A_CHECK, observe(w, CHECK_ISSUE, op, 0, 0, 1 << lane, iid))
         submit(w, op, LAT_TMA_STORE, 0 if is_eager(w) else box_bytes(ld64(op + L.A_MAP)))
     st64(w + L.W_PROGRESS, ld64(w + L.W_PROGRESS) + 1)
     return 1
@@ -383,6 +402,7 @@ def tl_bulk_load(w, base, mask, kind, flags, reduction, iid):
         st64(op + L.A_GROUP, NO_GROUP)
         st64(op + L.A_FLAGS, flags | (ranks << FLAG_MASK_SHIFT))
         record(w, EVENT_ISSUE, dst, kind, 1 << lane, iid)
+        st64(op + L.A_CHECK, observe(w, CHECK_ISSUE, op, 0, 0, 1 << lane, iid))
         submit(w, op, LAT_BULK, size)
     st64(w + L.W_PROGRESS, ld64(w + L.W_PROGRESS) + 1)
     return 1
@@ -411,6 +431,7 @@ def tl_bulk_store(w, base, mask, kind, flags, reduction, iid):
         st64(op + L.A_GROUP, ld32(w + L.W_BULK_GROUP + 4 * lane))
         st64(op + L.A_FLAGS, flags | ((ld64(base + 1024 + 8 * lane) & 0xFFFF) << FLAG_MASK_SHIFT))
         record(w, EVENT_ISSUE, src, kind, 1 << lane, iid)
+        st64(op + L.A_CHECK, observe(w, CHECK_ISSUE, op, 0, 0, 1 << lane, iid))
         submit(w, op, LAT_BULK, size)
     st64(w + L.W_PROGRESS, ld64(w + L.W_PROGRESS) + 1)
     return 1
@@ -431,6 +452,7 @@ def tl_map_put(w, space, addresses, values, mask, word, low, width, iid):
         host = resolve(w, space, address + word, 8, 1, iid, lane)
         if host == 0:
             return 0
+        observe(w, CHECK_MAP, host, 0, 8, 1 << lane, iid)
         value = ld64(values + 8 * lane) & bits
         st64(host, (ld64(host) & ~(bits << low)) | (value << low))
     st64(w + L.W_PROGRESS, ld64(w + L.W_PROGRESS) + 1)
@@ -448,6 +470,7 @@ def tl_map_publish(w, base, mask, iid):
         dst = resolve(w, SPACE_GLOBAL, ld64(base + 8 * lane) + k, 8, 1, iid, lane)
         if src == 0 or dst == 0:
             return 0
+        observe(w, CHECK_MAP, dst, src, 8, 1 << lane, iid)
         st64(dst, ld64(src))
     st64(w + L.W_PROGRESS, ld64(w + L.W_PROGRESS) + 1)
     return 1

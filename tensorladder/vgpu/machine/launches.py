@@ -5,7 +5,7 @@ from __future__ import annotations
 from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.machine.effects import begin, submit
 from tensorladder.vgpu.machine.grids import RESPONSE_BYTES, all_ended, cluster_ctas, trigger
-from tensorladder.vgpu.machine.hooks import EVENT_ISSUE, record
+from tensorladder.vgpu.machine.hooks import CHECK_ISSUE, EVENT_ISSUE, observe, record
 from tensorladder.vgpu.machine.lanes import block, fail
 from tensorladder.vgpu.machine.layout import SPACE_GENERIC, SPACE_SHARED
 from tensorladder.vgpu.machine.mbarrier import mbarrier_at, shared_at
@@ -52,6 +52,7 @@ def tl_try_cancel(w, space, responses, barriers, every, lanes, iid):
         all_ranks = (1 << cluster_ctas(ld64(w + L.W_LAUNCH))) - 1
         st64(op + L.A_SIZE, all_ranks if every != 0 else 1 << ld64(w + L.W_RANK))
         record(w, EVENT_ISSUE, address & 0xFFFFFFFF, L.OP_CLC, 1 << lane, iid)
+        st64(op + L.A_CHECK, observe(w, CHECK_ISSUE, op, 0, 0, 1 << lane, iid))
         submit(w, op, LAT_BULK, RESPONSE_BYTES)
     st64(w + L.W_PROGRESS, ld64(w + L.W_PROGRESS) + 1)
     return 0

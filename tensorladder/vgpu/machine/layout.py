@@ -159,6 +159,7 @@ L_DEPENDS = 344  # launch before, whose end griddepcontrol.wait waits for; 0: no
 L_COMPLETE = 352  # all its CTAs have run, or were cancelled
 L_TRIGGERED = 360  # CTAs that let dependent launches start, have exited, or were cancelled
 L_FOLLOWED = 368  # a dependent launch comes next in the stream
+L_CHECK = 376  # address of the hazard checker's tl_check, 0: none
 L_BYTES = 512
 
 RANGE_BYTES = 24
@@ -188,6 +189,7 @@ U_COST = 184  # of an SM's room, a CTA's part (G_ROOM)
 U_LATE = 192  # a cluster that could start will do so in a later round
 U_MATRIX = 232  # buffer of MATRIX_BYTES
 U_INSTRS = 240  # warp instructions run
+U_CHECK = 248  # what the hazard checker knows of this unit
 U_BYTES = 512
 
 # ---------------------------------------------------------------- buffer of matrix products (U_MATRIX)
@@ -241,6 +243,7 @@ A_FLAGS = 168
 A_BUFFER = 176  # staging for data that was read before it is written
 A_QUEUE = 184  # operations of one queue take effect in order; 0: of none
 A_HELD = 192  # non-zero: not issued in full yet, cannot take effect
+A_CHECK = 200  # what the hazard checker notes at issue
 A_LANE_DST = 256  # i64 x 32, cp.async
 A_LANE_SRC = 512
 A_LANE_SIZE = 768  # (copy bytes | source bytes << 32) x 32

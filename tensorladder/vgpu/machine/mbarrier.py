@@ -8,12 +8,24 @@ words are initialised. The state that an arrival returns is the word before it.
 from __future__ import annotations
 
 from tensorladder.vgpu.machine import layout as L
-from tensorladder.vgpu.machine.hooks import EVENT_ARRIVE, EVENT_WAIT, record
+from tensorladder.vgpu.machine.hooks import (
+    CHECK_ARRIVE,
+    CHECK_FLIP,
+    CHECK_INIT,
+    CHECK_INVAL,
+    CHECK_TX,
+    CHECK_WAIT,
+    EVENT_ARRIVE,
+    EVENT_WAIT,
+    observe,
+    record,
+)
 from tensorladder.vgpu.machine.lanes import block, fail
 from tensorladder.vgpu.machine.memory import SPACE_GENERIC, SPACE_SHARED, shared_host
 from tensorladder.vgpu.machine.native import export, helper
 from tensorladder.vgpu.machine.queue import rng
 from tensorladder.vgpu.machine.raw import ld8, ld32, ld64, st8, st32, st64, trailing_zeros
+from tensorladder.vgpu.machine.vectors import lanes_equal64
 
 COUNT_MASK = (1 << 20) - 1
 TX_MASK = (1 << 21) - 1
@@ -26,6 +38,8 @@ RING = L.SHARED_RESERVED // 16 - 1
 ARRIVE_EXPECT_TX, ARRIVE_DROP, ARRIVE_NO_COMPLETE = 1, 2, 4
 #: flags of tl_mbar_wait
 WAIT_BLOCKS, WAIT_BY_STATE = 1, 2
+#: flags of both that only the hazard checker looks at
+RELAXED, SCOPE_CLUSTER = 16, 32
 
 
 @helper
@@ -133,9 +147,11 @@ def arrive(w, host, address, count, expect, flags, iid, lane):
         if expected < 0:
             fail(w, L.ERR_MBAR_COUNT, iid, lane, address, count, expected + count)
             return -1
-    if settle(host, word & 1, pending - count, expected, tx) and flags & ARRIVE_NO_COMPLETE:
-        fail(w, L.ERR_MBAR_NO_COMPLETE, iid, lane, address, count, pending)
-        return -1
+    if settle(host, word & 1, pending - count, expected, tx):
+        if flags & ARRIVE_NO_COMPLETE:
+            fail(w, L.ERR_MBAR_NO_COMPLETE, iid, lane, address, count, pending)
+            return -1
+        observe(w, CHECK_FLIP, host, 0, 0, 1 << lane, iid)
     return word
 
 
@@ -148,7 +164,8 @@ def add_tx(w, host, address, amount, iid, lane):
     if tx > TX_LIMIT or tx < -TX_LIMIT:
         fail(w, L.ERR_MBAR_TX, iid, lane, address, tx, amount)
         return False
-    settle(host, word & 1, (word >> _PENDING) & COUNT_MASK, (word >> _EXPECTED) & COUNT_MASK, tx)
+    if settle(host, word & 1, (word >> _PENDING) & COUNT_MASK, (word >> _EXPECTED) & COUNT_MASK, tx):
+        observe(w, CHECK_FLIP, host, 0, 0, 1 << lane, iid)
     return True
 
 
@@ -191,6 +208,7 @@ def tl_mbar_init(w, space, addresses, counts, mask, iid):
         st64(host, (count << _PENDING) | (count << _EXPECTED))
         byte = map_byte(w, address)
         st8(byte, ld8(byte) | (1 << ((address >> 3) & 7)))
+        observe(w, CHECK_INIT, host, count, 0, 1 << lane, iid)
     st64(w + L.W_PROGRESS, ld64(w + L.W_PROGRESS) + 1)
     return 1
 
@@ -208,6 +226,7 @@ def tl_mbar_inval(w, space, addresses, mask, iid):
         st64(host, -1)
         byte = map_byte(w, address)
         st8(byte, ld8(byte) & ~(1 << ((address >> 3) & 7)))
+        observe(w, CHECK_INVAL, host, 0, 0, 1 << lane, iid)
     st64(w + L.W_PROGRESS, ld64(w + L.W_PROGRESS) + 1)
     return 1
 
@@ -227,6 +246,7 @@ def tl_mbar_arrive(w, space, addresses, counts, expects, states, mask, flags, ii
         count = ld64(counts + 8 * lane) if counts != 0 else 1
         expect = ld64(expects + 8 * lane) if flags & ARRIVE_EXPECT_TX else 0
         record(w, EVENT_ARRIVE, host, count, 1 << lane, iid)
+        observe(w, CHECK_ARRIVE, host, count, flags, 1 << lane, iid)
         before = arrive(w, host, address & 0xFFFFFFFF, count, expect, flags, iid, lane)
         if before < 0:
             return 0
@@ -245,6 +265,8 @@ def tl_mbar_tx(w, space, addresses, amounts, mask, sign, iid):
         address = ld64(addresses + 8 * lane)
         host = mbarrier_at(w, space, address, 1, iid, lane)
         amount = sign * ld64(amounts + 8 * lane)
+        if host != 0:
+            observe(w, CHECK_TX, host, amount, 0, 1 << lane, iid)
         if host == 0 or not add_tx(w, host, address & 0xFFFFFFFF, amount, iid, lane):
             return 0
         record(w, EVENT_ARRIVE, host, amount, 1 << lane, iid)
@@ -302,6 +324,16 @@ def lanes_passed(w, space, addresses, tokens, mask, iid):
     return passed
 
 
+@helper
+def observe_passed(w, addresses, tokens, passed, flags, iid):
+    """Tell the hazard checker of lanes whose wait is over, once for all that waited for the same mbarrier."""
+    while passed != 0:
+        first = trailing_zeros(passed)
+        same = passed & lanes_equal64(addresses, ld64(addresses + 8 * first))
+        passed &= ~same
+        observe(w, CHECK_WAIT, ld64(addresses + 8 * first), ld64(tokens + 8 * first), flags, same, iid)
+
+
 @export
 def tl_mbar_wait(w, space, addresses, tokens, mask, flags, iid):
     """mbarrier.test_wait and try_wait: lanes whose phase is complete, or -1 when the group was made to wait.
@@ -322,6 +354,7 @@ def tl_mbar_wait(w, space, addresses, tokens, mask, flags, iid):
             # common, and right on a chip whose warps go on side by side
             st64(w + L.W_LIMIT, 0)
         record(w, EVENT_WAIT, ld64(addresses), 0, passed, iid)
+        observe_passed(w, addresses, tokens, passed, flags, iid)
         return passed
     if flags & WAIT_BLOCKS == 0 or gave_up != 0:
         return 0

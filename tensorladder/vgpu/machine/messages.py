@@ -8,6 +8,7 @@ import os
 import numpy as np
 
 from tensorladder.core.errors import KernelError, TensorladderError, Unsupported
+from tensorladder.core.findings import Where
 from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.machine import mma_rules
 from tensorladder.vgpu.machine.arena import Memory
@@ -25,20 +26,32 @@ def source(compiled, iid: int) -> str:
     return f"{text} (PTX line {line}{where})"
 
 
+def place(compiled, iid: int, cta: tuple[int, int, int], warp: int, lane: int) -> Where:
+    """An instruction of one lane, for a finding."""
+    text, line, file, row, _ = compiled.low.lines[iid] if 0 <= iid < len(compiled.low.lines) else ("", 0, 0, 0, 0)
+    name = compiled.files.get(file)
+    row = row if name else None
+    return Where(text, name, row or None, line or None, compiled.low.name, cta, warp, 1 << lane)
+
+
 def error(compiled, words, memory: Memory, units: list, beside: str = "") -> TensorladderError:
-    """The error that a launch stopped with; beside: what launches that ran with it wait for."""
+    """The error that a launch stopped with; beside: what launches that ran with it wait for.
+
+    A KernelError's `finding` is (error code, Where).
+    """
     code = words[L.L_ERROR]
     iid, lane, warp = words[L.L_ERROR_IID], words[L.L_ERROR_LANE], words[L.L_ERROR_WARP]
     address, a, b = words[L.L_ERROR_ADDR], words[L.L_ERROR_A], words[L.L_ERROR_B]
     cta = tuple(words[L.L_ERROR_CTA + 8 * k] for k in range(3))
     at = source(compiled, iid)
     who = f"kernel {compiled.low.name}, CTA {cta}, warp {warp}, lane {lane}"
+    known = (code, place(compiled, iid, cta, warp, lane) if code != L.ERR_DEADLOCK else Where(kernel=compiled.low.name))
     if code == L.ERR_UNSUPPORTED:
         what = next((t for n, t in compiled.low.unsupported if n == iid), at)
-        place = at[at.index("(") :] if "(" in at else ""
-        return Unsupported(f"not modelled: {what} {place}")
+        line = at[at.index("(") :] if "(" in at else ""
+        return Unsupported(f"not modelled: {what} {line}")
     if code == L.ERR_DEADLOCK:
-        return KernelError(f"kernel {compiled.low.name} hangs: {hang(compiled, units, memory)}{beside}")
+        return KernelError(f"kernel {compiled.low.name} hangs: {hang(compiled, units, memory)}{beside}", known)
     if code == L.ERR_OUT_OF_BOUNDS:
         where = memory.describe(address, a) if b == 0 else f"{_SPACES.get(b, '')} address {address:#x}"
         text = f"out of bounds: {a} bytes at {where}"
@@ -56,7 +69,7 @@ def error(compiled, words, memory: Memory, units: list, beside: str = "") -> Ten
         text = mma_rules.describe(code, address, a, b)
     else:
         text = _TEXT.get(code, f"error {code}").format(address=address, a=a, b=b, rule=_map_rule(code, a, b))
-    return KernelError(f"{text}; {at}; {who}")
+    return KernelError(f"{text}; {at}; {who}", known)
 
 
 _TEXT = {
@@ -104,8 +117,7 @@ _TEXT = {
     L.ERR_TMEM_LANES: "tensor memory address {address:#010x} names lane {b}; this warp reaches lanes {a} to "
     "{a} + 31 only",
     L.ERR_TMEM_ROW: "tensor memory address {address:#010x}: its lane must be a multiple of {a} here",
-    L.ERR_TMEM_COLUMNS: "tensor memory columns {a} to {b} at address {address:#010x} are not all allocated to this "
-    "CTA",
+    L.ERR_TMEM_COLUMNS: "tensor memory columns {a} to {b} at address {address:#010x} are not all allocated to this CTA",
     L.ERR_TMEM_PAIR: "cta_group::2 in a cluster where CTA {a} has no peer",
     L.ERR_TMEM_PAIR_COUNT: "tcgen05.alloc of {a} columns where the CTA pair's other half asks for {b}",
     L.ERR_WGMMA_LANES: "wgmma is executed by lanes {a:#x} of the warp only: all 128 threads of a warpgroup must",

@@ -14,7 +14,7 @@ import importlib.metadata
 import platform
 from collections.abc import Callable
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,14 @@ from tensorladder.core.errors import MissingExtra
 MODULES = ("memory", "atomics", "lanes", "warps", "barriers", "calls", "mbarrier", "matrices", "copies", "tma",
            "remote_issue", "tmem", "tcgen05_issue", "issue", "launches", "hooks", "scheduler",
            "tcmma_issue", "wgmma_issue")  # fmt: skip
+#: the same for the hazard checker, a library of its own that the runtime calls by address (hooks.observe)
+CHECK_MODULES = ("events",)
 
 #: what compiled code may call besides: memset and friends, mathematical functions, conversions of half floats
 _LIBRARIES = ("libc.so.6", "libm.so.6", "libgcc_s.so.1")
 
-_EXPORTS: dict[str, tuple[Any, int]] = {}  # name -> (numba dispatcher, parameters)
+#: by folder of vgpu/: name -> (numba dispatcher, parameters)
+_EXPORTS: dict[str, dict[str, tuple[Any, int]]] = {"machine": {}, "check": {}}
 
 
 def export(fn: Callable) -> Callable:
@@ -37,7 +40,7 @@ def export(fn: Callable) -> Callable:
     from numba import njit
 
     jitted = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, error_model="numpy", boundscheck=False)(fn)
-    _EXPORTS[fn.__name__] = (jitted, fn.__code__.co_argcount)
+    _EXPORTS[fn.__module__.split(".")[-2]][fn.__name__] = (jitted, fn.__code__.co_argcount)
     return jitted
 
 
@@ -113,18 +116,17 @@ def target_machine(opt: int = 2):
     )
 
 
-def _build() -> bytes:
+def _build(folder: str) -> bytes:
+    """Object code of the exports of a folder of vgpu/, "machine" or "check"."""
     import llvmlite.binding as llvm
     from numba import types
 
-    from tensorladder.vgpu.machine import fragments, matmul, operands, tensorcore
-
-    for name in MODULES:
-        importlib.import_module(f"tensorladder.vgpu.machine.{name}")
+    for name in MODULES if folder == "machine" else CHECK_MODULES:
+        importlib.import_module(f"tensorladder.vgpu.{folder}.{name}")
     target_machine()
     merged: Any = None
     wrappers = []
-    for name, (fn, count) in sorted(_EXPORTS.items()):
+    for name, (fn, count) in sorted(_EXPORTS[folder].items()):
         with _front_end_only():
             fn.compile((types.int64,) * count)
             (result,) = fn.overloads.values()
@@ -139,8 +141,7 @@ def _build() -> bytes:
         else:
             merged.link_in(module)
     merged.link_in(llvm.parse_assembly("\n".join(wrappers)))
-    features = llvm.get_host_cpu_features().flatten()
-    for text in (tensorcore.ir(), matmul.text(features), operands.text(), fragments.text()):
+    for text in _texts() if folder == "machine" else ():
         merged.link_in(llvm.parse_assembly(text))
     merged.link_in(llvm.parse_assembly(_COMPILER_SUPPORT))
     for f in merged.functions:
@@ -151,6 +152,16 @@ def _build() -> bytes:
             g.linkage = "internal"
     _optimise(merged)
     return target_machine().emit_object(merged)
+
+
+def _texts() -> tuple[str, ...]:
+    """What of the runtime is written as LLVM IR."""
+    import llvmlite.binding as llvm
+
+    from tensorladder.vgpu.machine import fragments, matmul, operands, tensorcore
+
+    features = llvm.get_host_cpu_features().flatten()
+    return tensorcore.ir(), matmul.text(features), operands.text(), fragments.text()
 
 
 #: f64 to f16 has no instruction and its library function comes with compilers, not with Python: to f32 rounded to odd
@@ -200,14 +211,12 @@ define i64 @{name}({args}) {{
 
 
 class Runtime:
-    """The loaded runtime: symbols for generated code, and entry points for Python (which release the GIL)."""
+    """A loaded library: symbols for generated code, and entry points for Python (which release the GIL)."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: str, name: str, label: str) -> None:
         import llvmlite.binding as llvm
 
-        # the code generator calls the runtime, never the other way round
-        name = f"runtime-{source_hash('machine')[:24]}.o"
-        obj = cached_bytes(name, _build, label="building the virtual GPU's runtime (once)")
+        obj = cached_bytes(name, partial(_build, folder), label=label)
         for library in _LIBRARIES:
             llvm.load_library_permanently(library)
         self.engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), target_machine())
@@ -240,4 +249,13 @@ def _defined_symbols(obj: bytes) -> list[str]:
 @cache
 def runtime() -> Runtime:
     """The runtime of this process, built on first use."""
-    return Runtime()
+    # the code generator calls the runtime, never the other way round
+    name = f"runtime-{source_hash('machine')[:24]}.o"
+    return Runtime("machine", name, "building the virtual GPU's runtime (once)")
+
+
+@cache
+def checker() -> Runtime:
+    """The hazard checker's library, built on first use."""
+    name = f"checker-{source_hash('machine', 'check')[:24]}.o"
+    return Runtime("check", name, "building the hazard checker (once)")

@@ -204,6 +204,17 @@ def run_warp(typing, kernel, warp):
 
 
 @intrinsic
+def call_hook(typing, function, subject, what, a, b, c, lanes, iid):
+    """Call i64 function(i64 x 7) by its address."""
+
+    def codegen(context, builder, sig, args):
+        fn = builder.inttoptr(args[0], ir.FunctionType(_I64, [_I64] * 7).as_pointer())
+        return builder.call(fn, args[1:])
+
+    return types.int64(*[types.int64] * 8), codegen
+
+
+@intrinsic
 def fetch_add(typing, address, value):
     """Atomic add on a 64-bit word; gives the old value."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.machine.effects import begin, submit
-from tensorladder.vgpu.machine.hooks import EVENT_ISSUE, record
+from tensorladder.vgpu.machine.hooks import CHECK_ISSUE, EVENT_ISSUE, observe, record
 from tensorladder.vgpu.machine.lanes import fail
 from tensorladder.vgpu.machine.memory import SPACE_SHARED
 from tensorladder.vgpu.machine.native import export
@@ -37,6 +37,7 @@ def tl_remote(w, what, args, size, count, lanes, iid):
         for k in range(count):
             copy_bytes(op + L.A_LANE_DST + size * k, args + 256 * (2 + k) + size * lane, size)
         record(w, EVENT_ISSUE, address & 0xFFFFFFFF, L.OP_REMOTE, 1 << lane, iid)
+        st64(op + L.A_CHECK, observe(w, CHECK_ISSUE, op, 0, 0, 1 << lane, iid))
         submit(w, op, LAT_CP_ASYNC, whole)
     st64(w + L.W_PROGRESS, ld64(w + L.W_PROGRESS) + 1)
     return 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.machine.effects import run_op
 from tensorladder.vgpu.machine.grids import cluster_ctas, cta_of, grid_ctas, trigger
+from tensorladder.vgpu.machine.hooks import CHECK_END, CHECK_START, observe_cta
 from tensorladder.vgpu.machine.native import helper
 from tensorladder.vgpu.machine.queue import pending_op, release_op, remove_at, rng
 from tensorladder.vgpu.machine.raw import fetch_add, fill_bytes, ld64, st32, st64
@@ -62,6 +63,7 @@ def start_cta(u, slot, linear):
     threads = ld64(c + L.C_NTHREADS)
     for n in range(ld64(c + L.C_NWARPS)):
         start_warp(u, c, ld64(c + L.C_WARPS) + n * L.W_BYTES, n, threads, rank)
+    observe_cta(c, CHECK_START, 0)
 
 
 @helper
@@ -203,6 +205,7 @@ def fill_slots(u):
 @helper
 def leave(u, c):
     """The last warp of a CTA has exited: it leaves its SM."""
+    observe_cta(c, CHECK_END, 0)
     take_shared(u, c)
     drain(u, c)
     end_cta(c)

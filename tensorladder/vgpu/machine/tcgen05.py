@@ -8,7 +8,7 @@ issued before it is complete.
 from __future__ import annotations
 
 from tensorladder.vgpu.machine import layout as L
-from tensorladder.vgpu.machine.hooks import EVENT_ARRIVE, EVENT_EFFECT, record
+from tensorladder.vgpu.machine.hooks import CHECK_ASYNC_ARRIVE, EVENT_ARRIVE, EVENT_EFFECT, observe, record
 from tensorladder.vgpu.machine.lanes import fail
 from tensorladder.vgpu.machine.mbarrier import arrive, cta_of_rank, mbarrier_at
 from tensorladder.vgpu.machine.memory import SPACE_SHARED
@@ -27,12 +27,13 @@ SHIFT_COLUMNS = 8
 
 
 @helper
-def arrive_one(w, address, iid, lane):
-    """One arrival on the mbarrier at a shared::cluster address: false with the error recorded."""
+def arrive_one(w, address, noted, iid, lane):
+    """One arrival on the mbarrier at a shared::cluster address (noted: A_CHECK): false with the error recorded."""
     host = mbarrier_at(w, SPACE_SHARED, address, 1, iid, lane)
     if host == 0:
         return False
     record(w, EVENT_ARRIVE, host, 1, 1 << lane, iid)
+    observe(w, CHECK_ASYNC_ARRIVE, host, noted, 0, 1 << lane, iid)
     return arrive(w, host, address, 1, 0, 0, iid, lane) >= 0
 
 
@@ -45,12 +46,12 @@ def run_commit(op):
     address = ld64(op + L.A_MBAR)
     mask = ld64(op + L.A_OP)
     if mask < 0:
-        arrive_one(w, address, iid, lane)
+        arrive_one(w, address, ld64(op + L.A_CHECK), iid, lane)
         return True
     while mask != 0:
         rank = trailing_zeros(mask)
         mask &= mask - 1
-        if not arrive_one(w, (rank << L.RANK_SHIFT) | (address & 0xFFFFFF), iid, lane):
+        if not arrive_one(w, (rank << L.RANK_SHIFT) | (address & 0xFFFFFF), ld64(op + L.A_CHECK), iid, lane):
             return True
     return True
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.machine.effects import begin, submit
-from tensorladder.vgpu.machine.hooks import EVENT_ISSUE, record
+from tensorladder.vgpu.machine.hooks import CHECK_ISSUE, CHECK_TMEM_ST, EVENT_ISSUE, observe, record
 from tensorladder.vgpu.machine.lanes import fail
 from tensorladder.vgpu.machine.mbarrier import mbarrier_at
 from tensorladder.vgpu.machine.native import export, helper
@@ -52,6 +52,7 @@ def issue(w, op, queue, work):
     """Put an operation that is filled in behind the others of its queue; work: f16 multiply-adds."""
     st64(op + L.A_QUEUE, queue)
     record(w, EVENT_ISSUE, queue, ld64(op + L.A_KIND), ld64(op + L.A_LANES), ld64(op + L.A_IID))
+    st64(op + L.A_CHECK, observe(w, CHECK_ISSUE, op, 0, 0, ld64(op + L.A_LANES), ld64(op + L.A_IID)))
     submit(w, op, LAT_TENSOR, work)
     st64(w + L.W_PROGRESS, ld64(w + L.W_PROGRESS) + 1)
 
@@ -167,6 +168,7 @@ def tl_tmem_st(w, shape, count, half, step, lanes, iid):
         return 0
     hosts = w + L.W_SCRATCH + 256 * SCRATCH_HOST
     record(w, EVENT_ISSUE, ld64(hosts), L.OP_TC_ST, lanes, iid)
+    observe(w, CHECK_TMEM_ST, shape | (half << 8), count, step, lanes, iid)
     st64(w + L.W_PROGRESS, ld64(w + L.W_PROGRESS) + 1)
     if is_eager(w):
         store_words(hosts, w + L.W_SCRATCH + 256 * SCRATCH_REGISTERS, 256, shape, count, step, lanes)

@@ -9,7 +9,15 @@ tcgen05.relinquish_alloc_permit ("allocation lock"), the ISA itself only forbids
 from __future__ import annotations
 
 from tensorladder.vgpu.machine import layout as L
-from tensorladder.vgpu.machine.hooks import EVENT_READ, EVENT_WRITE, record
+from tensorladder.vgpu.machine.hooks import (
+    CHECK_TMEM_ALLOC,
+    CHECK_TMEM_DEALLOC,
+    CHECK_TMEM_LD,
+    EVENT_READ,
+    EVENT_WRITE,
+    observe,
+    record,
+)
 from tensorladder.vgpu.machine.lanes import block, fail
 from tensorladder.vgpu.machine.mbarrier import cta_of_rank
 from tensorladder.vgpu.machine.memory import resolve
@@ -281,6 +289,7 @@ def tl_tmem_alloc(w, space, addresses, counts, lanes, pair, iid):
         return 0
     st32(host, column)
     record(w, EVENT_WRITE, host, 4, 1 << first, iid)
+    observe(w, CHECK_TMEM_ALLOC, host, column, columns, lanes, iid)
     st64(w + L.W_PROGRESS, ld64(w + L.W_PROGRESS) + 1)
     return 1
 
@@ -302,6 +311,8 @@ def tl_tmem_dealloc(w, addresses, counts, lanes, pair, iid):
     if address % L.TMEM_GRANULE == 0 and g < GRANULES:
         if ld64(t + L.T_OWNER + 8 * g) == cta:
             have = ld64(t + L.T_COLUMNS + 8 * g)
+        if have == columns or have == 0:
+            observe(w, CHECK_TMEM_DEALLOC, address, columns, have, lanes, iid)
         if have == columns:
             give(t, address)
             st8(cta + L.C_TMEM_FREED + g, columns // L.TMEM_GRANULE)
@@ -404,6 +415,7 @@ def tl_tmem_ld(w, shape, count, half, step, lanes, iid):
     hosts = w + L.W_SCRATCH + 256 * SCRATCH_HOST
     out = w + L.W_SCRATCH + 256 * SCRATCH_REGISTERS
     record(w, EVENT_READ, ld64(hosts), 4 * count, lanes, iid)
+    observe(w, CHECK_TMEM_LD, shape | (half << 8), count, step, lanes, iid)
     if step == 1 and shape == SHAPE_32X32B and count >= 4:
         for r in range(0, count, 4):
             load_four_words(hosts, 4 * r, out + 256 * r)

@@ -106,6 +106,7 @@ class Unit:
         stride = -(-(shared_bytes + 1024) // 1024) * 1024
         shared = self._take(stride * slots)
         maps = self._take((-(-shared_bytes // 64) + 64) * slots)
+        self.shared, self.stride = shared, stride
         self.warp_memory = warp_memory
         self.warp_view = self._keep[0]
         ops = min(OPS_A_CTA * slots, 65536)

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.machine.effects import begin
-from tensorladder.vgpu.machine.hooks import EVENT_ISSUE, record
+from tensorladder.vgpu.machine.hooks import (
+    CHECK_WGMMA,
+    CHECK_WGMMA_COMMIT,
+    CHECK_WGMMA_SETTLE,
+    CHECK_WGMMA_WAIT,
+    EVENT_ISSUE,
+    observe,
+    record,
+)
 from tensorladder.vgpu.machine.lanes import block, fail
 from tensorladder.vgpu.machine.native import export, helper
 from tensorladder.vgpu.machine.queue import LAT_TENSOR, NEVER, append, is_eager, ready_time, release_op, remove_at
@@ -140,6 +148,7 @@ def tl_wgmma_mma(w, table, form, a, b, keeps, lanes, iid):
     elif not agree(w, op, form, a, b, keep, iid):
         return 0
     add_warp(w, op, ld64(w + L.W_WARPID) & 3)
+    observe(w, CHECK_WGMMA, op, seq, 0, lanes, iid)
     if ld64(op + G_ISSUED) != 15:
         return 0
     st64(op + L.A_HELD, 0)
@@ -157,6 +166,7 @@ def tl_wgmma_mma(w, table, form, a, b, keeps, lanes, iid):
 @export
 def tl_wgmma_settle(w, table, count, lanes, iid):
     """1 when no operation in flight will write one of `count` registers (offsets in `table`), else the lanes wait."""
+    observe(w, CHECK_WGMMA_SETTLE, table, count, 0, lanes, iid)
     if ld64(ld64(w + L.W_UNIT) + L.U_COUNT) == 0:
         return 1
     group = writing_group(w, table, count)
@@ -167,8 +177,9 @@ def tl_wgmma_settle(w, table, count, lanes, iid):
 
 
 @export
-def tl_wgmma_commit(w):
+def tl_wgmma_commit(w, iid):
     """wgmma.commit_group."""
+    observe(w, CHECK_WGMMA_COMMIT, 0, 0, 0, 0xFFFFFFFF, iid)
     st64(w + L.W_WGMMA_GROUP, ld64(w + L.W_WGMMA_GROUP) + 1)
     return 0
 
@@ -177,6 +188,7 @@ def tl_wgmma_commit(w):
 def tl_wgmma_wait(w, most, lanes, iid):
     """wgmma.wait_group: 1 when at most `most` of the warp's committed groups are pending, else the lanes wait."""
     group = ld64(w + L.W_WGMMA_GROUP) - most - 1
+    observe(w, CHECK_WGMMA_WAIT, group, most, 0, lanes, iid)
     if not groups_pending(w, group):
         return 1
     block(w, lanes, L.WAIT_WGMMA, group, 0, iid)

@@ -1,0 +1,90 @@
+"""`tensorladder check`: hazards of rungs and of PTX files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tensorladder.cli import output
+from tensorladder.cli.options import Arch, Dtype, Json, Policy, Seed, Shape, SmCount, Timeout
+from tensorladder.core.errors import UsageError
+from tensorladder.core.findings import Report, Verdict
+from tensorladder.measure.request import parse_policy, parse_seed, parse_shape, parse_timeout
+from tensorladder.measure.run import plan
+from tensorladder.rungs.rung import find
+
+
+def check(
+    targets: Annotated[
+        list[str], typer.Argument(metavar="RUNG|FILE.ptx ...", help="rungs, by name or step; PTX files")
+    ],
+    shape: Shape = None,
+    dtype: Dtype = None,
+    arch: Arch = None,
+    policy: Policy = "eager",
+    seeds: Annotated[
+        int, typer.Option("--seeds", metavar="N", help="runs: the first as asked, the others with random schedules")
+    ] = 1,
+    seed: Seed = 0,
+    timeout: Timeout = None,
+    sm_count: SmCount = None,
+    kernel: Annotated[str | None, typer.Option("--kernel", help="of a PTX file with several")] = None,
+    grid: Annotated[str, typer.Option("--grid", metavar="X,Y,Z", help="of a PTX file's launch")] = "1",
+    block: Annotated[str, typer.Option("--block", metavar="X,Y,Z", help="of a PTX file's launch")] = "32",
+    cluster: Annotated[str, typer.Option("--cluster", metavar="X,Y,Z", help="of a PTX file's launch")] = "1",
+    smem: Annotated[int, typer.Option("--smem", metavar="BYTES", help="dynamic shared memory of a PTX file")] = 0,
+    arguments: Annotated[
+        list[str] | None,
+        typer.Option("--arg", metavar="f32[N]|NUMBER", help="an argument of a PTX file's kernel, in order"),
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Run targets under the hazard checker: races, proxies, barriers, tensor memory, hangs."""
+    if seeds < 1:
+        raise UsageError(f"--seeds {seeds}: at least one run is wanted")
+    from tensorladder.measure import hazards
+
+    worst = Verdict.CLEAN
+    for target in targets:
+        with output.progress(f"checking {target}"):
+            if target.endswith(".ptx"):
+                report = hazards.check_ptx(
+                    Path(target), kernel=kernel, grid=_extents(grid, "--grid"), block=_extents(block, "--block"),
+                    cluster=_extents(cluster, "--cluster"), smem=smem, arguments=arguments or [], arch=arch,
+                    policy=parse_policy(policy), seed=parse_seed(seed), seeds=seeds, timeout=parse_timeout(timeout),
+                )  # fmt: skip
+            else:
+                report = hazards.check_rung(
+                    plan(
+                        find(target), shape=parse_shape(shape) if shape is not None else None, dtype=dtype, arch=arch,
+                        policy=policy, seed=seed, timeout=timeout, sm_count=sm_count,
+                    ),
+                    seeds,
+                )  # fmt: skip
+        worst = max(worst, report.verdict)
+        if as_json:
+            output.emit(report.to_json())
+        else:
+            output.write(text_of(report))
+    return worst.exit_code
+
+
+def _extents(text: str, option: str) -> tuple[int, ...]:
+    try:
+        extents = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        extents = ()
+    if not 1 <= len(extents) <= 3 or min(extents) < 1:
+        raise UsageError(f"{option} {text}: one to three positive numbers, such as 4 or 4,2")
+    return extents
+
+
+def text_of(report: Report) -> str:
+    """A report for a person: the verdict, then each finding with both places and the fix."""
+    count = len(report.findings)
+    lines = [f"{report.target}: {report.verdict}" + (f", {count} finding{'s' * (count != 1)}" if count else "")]
+    for finding in report.findings:
+        lines += ["", *(f"  {line}" for line in str(finding).splitlines())]
+    return "\n".join(lines)

@@ -1,0 +1,115 @@
+"""Hazards of rungs and of PTX files: run them under the checker, gather what it found, judge the result."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tensorladder.core.errors import MissingExtra, TensorladderError, UsageError
+from tensorladder.core.findings import Finding, Report, Where, summarise
+from tensorladder.measure.run import ENGINE, Request, VirtualTarget, build, judge
+
+if TYPE_CHECKING:
+    from tensorladder.vgpu import Checker
+
+
+def policies_of(policy: str, seeds: int) -> list[str]:
+    """The asked policy, and `seeds` - 1 random schedules besides: order found by polling shows under some alone."""
+    return [policy, *(f"random:{n}" for n in range(1, seeds))]
+
+
+def _checker() -> Checker:
+    try:
+        from tensorladder.vgpu import Checker
+    except ModuleNotFoundError as error:
+        if error.name not in ENGINE:
+            raise
+        raise MissingExtra(f"{error.name} (the virtual GPU's engine)", "climb") from error
+    return Checker()
+
+
+def check_rung(asked: Request, seeds: int = 1) -> Report:
+    """Run a rung as asked under the checker, and under `seeds` - 1 random schedules; one report of all.
+
+    What stops a run and a result that is wrong are findings too. Raises UsageError where it cannot run at all.
+    """
+    program = build(asked)
+    checker = _checker()
+    for policy in policies_of(asked.policy, seeds):
+        one = replace(asked, policy=policy)
+        target = VirtualTarget(one, checker)
+        case = asked.info.problem.make(asked.shape, asked.dtype, asked.seed, target.allocate)
+        try:
+            target.run(program, case)
+            result = judge(one, case, 0.0, 0.0)
+        except UsageError:
+            raise
+        except TensorladderError as stopped:
+            checker.findings.append(_stopped(stopped))
+            continue
+        if not result.ok:
+            checker.findings.append(Finding("wrong-result", f"under {policy}: {result.message}", Where()))
+    return checker.report(asked.info.name)
+
+
+def _stopped(error: TensorladderError) -> Finding:
+    from tensorladder.vgpu.check.errors import finding_of
+
+    return finding_of(error)
+
+
+# ---------------------------------------------------------------- PTX files
+_ARRAY = re.compile(r"(u8|s8|u16|s16|f16|u32|s32|f32|u64|s64|f64)\[(\d+)\]$")
+
+
+def parse_argument(text: str) -> Any:
+    """A kernel argument as text: an array of so many elements ("f32[1024]", small numbers), or a number."""
+    import numpy as np
+
+    array = _ARRAY.match(text)
+    if array:
+        name = {"u": "uint", "s": "int", "f": "float"}[array[1][0]] + array[1][1:]
+        return (np.arange(int(array[2])) % 7).astype(name)
+    try:
+        return float(text) if "." in text else int(text, 0)
+    except ValueError:
+        raise UsageError(f"--arg {text}: an array such as f32[1024], or a number, is wanted") from None
+
+
+def check_ptx(
+    path: Path,
+    *,
+    kernel: str | None,
+    grid: Sequence[int],
+    block: Sequence[int],
+    cluster: Sequence[int],
+    smem: int,
+    arguments: Sequence[str],
+    arch: str | None,
+    policy: str,
+    seed: int,
+    seeds: int,
+    timeout: float | None,
+) -> Report:
+    """Run a kernel of a PTX file under the checker; `kernel`: its name, where the file has several."""
+    from tensorladder.vgpu import check
+    from tensorladder.vgpu.ptx import parse
+
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read as PTX: {error}") from None
+    names = sorted(parse(text).kernels)
+    if kernel is None and len(names) != 1:
+        raise UsageError(f"{path} has the kernels {', '.join(names) or 'none'}: name one with --kernel")
+    findings: list[Finding] = []
+    for one in policies_of(policy, seeds):
+        report = check(
+            text, kernel or names[0], tuple(grid), tuple(block), [parse_argument(a) for a in arguments], smem=smem,
+            cluster=tuple(cluster), arch=arch, policy=one, seed=seed, timeout=timeout,
+        )  # fmt: skip
+        findings += report.findings
+    return summarise(str(path), findings)

@@ -1,0 +1,70 @@
+"""Hazards: races, proxies, barrier protocol, tensor memory, deadlock, found by happens-before while a kernel runs.
+
+How it works. Code of the checked variant, and the units of the machine, tell the checker of every access, fence,
+barrier, arrival and wait (machine.hooks.CHECK_*). The checker is native code, a library of its own (`events.tl_check`);
+a device without one runs code that has no hooks at all.
+
+- `clocks`: vector clocks. Components are warps, and what asynchronous work is over with: an mbarrier (its clock is the
+  number of complete phases), the cp.async of a warp, the bulk copies of a thread, the wgmma of a warpgroup, the tcgen05
+  operations of a thread. An asynchronous access is an epoch of such a component: it happened before whoever has waited
+  for that phase or group. What is found does not hang on the schedule that was run, since accesses are judged when they
+  are issued, by what the issuing warp knows then.
+- `shadow`: the last write and the reads since of each byte, in cells of 16 bytes that split where it is needed.
+- `barriers`, `accesses`, `copies`, `matrix`, `tensor`: the events. A second clock a warp says what of the generic
+  proxy's writes the async proxy sees: only fence.proxy.async by the writing threads raises it, barriers hand it on.
+- `engine`: memory for all that, the findings of a run. `words`: findings as a person reads them.
+
+    report = vgpu.check(ptx_text, "kernel", grid, block, args)     # core.findings.Report
+    report.verdict                                                 # clean < review < incomplete < error
+    for finding in report.findings:
+        finding.kind, finding.message, finding.where.line, finding.other, finding.fix
+
+or with a device of your own: `Device(arch, checker=Checker())`, then `checker.report(name)` after its launches.
+`tensorladder check RUNG` does this for rungs (measure.hazards).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tensorladder.core.findings import Report
+from tensorladder.vgpu.check.engine import Checker
+from tensorladder.vgpu.check.errors import finding_of
+
+__all__ = ["Checker", "check", "finding_of"]
+
+
+def check(
+    ptx_text: str,
+    kernel: str,
+    grid: int | Sequence[int],
+    block: int | Sequence[int],
+    args: Sequence[object],
+    *,
+    smem: int = 0,
+    cluster: int | Sequence[int] = 1,
+    arch: str | None = None,
+    policy: str = "eager",
+    seed: int = 0,
+    timeout: float | None = None,
+    target: str = "",
+) -> Report:
+    """Run a kernel of a PTX module on numpy arrays and report its hazards; arguments as `vgpu.launch` takes them.
+
+    What stops the run (a fault, a hang, something that is not modelled) is a finding too. Raises UsageError for bad
+    arguments alone.
+    """
+    from tensorladder.core.errors import TensorladderError, UsageError
+    from tensorladder.vgpu.machine.device import Device
+    from tensorladder.vgpu.machine.launcher import launch
+    from tensorladder.vgpu.ptx import parse
+
+    checker = Checker()
+    device = Device(arch or parse(ptx_text).target, policy, seed, timeout=timeout, checker=checker)
+    try:
+        launch(ptx_text, kernel, grid, block, args, smem=smem, cluster=cluster, arch=arch, device=device)
+    except UsageError:
+        raise
+    except TensorladderError as stopped:
+        checker.findings.append(finding_of(stopped, kernel))
+    return checker.report(target or kernel)

@@ -1,0 +1,310 @@
+"""What orders warps: mbarriers by phase, named and cluster barriers, fences of memory and of proxies."""
+
+from __future__ import annotations
+
+from tensorladder.vgpu.check import layout as X
+from tensorladder.vgpu.check.clocks import (
+    acquire_from,
+    before,
+    clear,
+    clock_of,
+    component,
+    copy,
+    epoch_of,
+    fenced,
+    join,
+    known,
+    raise_to,
+    record_of,
+    release_to,
+    site_of,
+    slot_record,
+    tick,
+    visible,
+)
+from tensorladder.vgpu.check.shadow import at_place, found, shared_place
+from tensorladder.vgpu.codegen.sync import FENCE_MBARRIER_INIT, FENCE_MEMORY, FENCE_PROXY, FENCE_TCGEN05, FENCE_WGMMA
+from tensorladder.vgpu.machine.barriers import BAR_ARRIVE
+from tensorladder.vgpu.machine.mbarrier import RELAXED
+from tensorladder.vgpu.machine.native import helper
+from tensorladder.vgpu.machine.raw import ld32, ld64, st32, st64, trailing_zeros
+
+_ASYNC_PROXY = FENCE_PROXY + 1
+_GLOBAL_ONLY = 1
+_CLUSTER_SCOPE = 2
+
+
+# ---------------------------------------------------------------- mbarriers
+@helper
+def barrier_at(x, host):
+    """B_ record of the mbarrier at a host address, 0 for none."""
+    place = shared_place(x, host)
+    if place < 0:
+        return 0
+    y = slot_record(x, place >> 32)
+    number = ld32(ld64(y + X.Y_BARRIER_MAP) + 4 * ((place & 0xFFFFFFFF) >> 3))
+    return 0 if number == 0 else ld64(x + X.X_B) + (number - 1) * X.B_BYTES
+
+
+@helper
+def phase_clocks(x, b):
+    """Clocks (V, P) of an mbarrier's phase that runs; those of complete phases follow."""
+    number = (b - ld64(x + X.X_B)) // X.B_BYTES
+    return ld64(x + X.X_B_CLOCKS) + 4 * number * ld64(x + X.X_CLOCK_BYTES)
+
+
+@helper
+def complete_clocks(x, b):
+    """Clocks (V, P) of an mbarrier's complete phases."""
+    return phase_clocks(x, b) + 2 * ld64(x + X.X_CLOCK_BYTES)
+
+
+@helper
+def seen_by(x, b, warp):
+    """Where it is kept which phase of an mbarrier a warp of its CTA saw complete, and at which clock."""
+    number = (b - ld64(x + X.X_B)) // X.B_BYTES
+    return ld64(x + X.X_B_SEEN) + 16 * (number * ld64(x + X.X_WARPS) + warp)
+
+
+@helper
+def new_barrier(x, slot, offset):
+    """A record for an mbarrier that is there for the first time; 0 when there are too many."""
+    number = ld64(x + X.X_B_USED)
+    if number >= ld64(x + X.X_B_MAX):
+        st64(x + X.X_OVERFLOW, 1)
+        return 0
+    st64(x + X.X_B_USED, number + 1)
+    b = ld64(x + X.X_B) + number * X.B_BYTES
+    st64(b + X.B_COMPONENT, component(x, X.K_IS_MBARRIER, slot, number, 0))
+    st64(b + X.B_SLOT, slot)
+    st64(b + X.B_OFFSET, offset)
+    st32(ld64(slot_record(x, slot) + X.Y_BARRIER_MAP) + 4 * (offset >> 3), number + 1)
+    return b
+
+
+@helper
+def name_barrier(x, n, lanes, b):
+    """Findings are about this mbarrier now."""
+    at_place(x, n, lanes, X.SPACE_SHARED, ld64(b + X.B_SLOT), ld64(b + X.B_OFFSET), ld64(b + X.B_OFFSET) + 8)
+
+
+@helper
+def on_init(x, n, host, count, lanes, iid):
+    """CHECK_INIT."""
+    b = barrier_at(x, host)
+    if b == 0:
+        place = shared_place(x, host)
+        b = new_barrier(x, place >> 32, place & 0xFFFFFFFF)
+        if b == 0:
+            return
+    elif ld64(b + X.B_INIT) != 0:
+        name_barrier(x, n, lanes, b)
+        found(x, X.BARRIER_TWICE, site_of(n, iid), 0, ld64(b + X.B_INIT_SITE), ld64(b + X.B_INIT), 0, 0)
+    size = ld64(x + X.X_CLOCK_BYTES)
+    clocks = phase_clocks(x, b)
+    for k in range(4):
+        clear(x, clocks + k * size)
+    for warp in range(ld64(x + X.X_WARPS)):
+        st64(seen_by(x, b, warp), -1)
+    st64(b + X.B_BASE, ld64(b + X.B_PHASES))
+    st64(b + X.B_COUNT, count)
+    st64(b + X.B_ARRIVED, -1)
+    st64(b + X.B_INIT, epoch_of(n, clock_of(known(x, n), n), trailing_zeros(lanes), 0))
+    st64(b + X.B_INIT_SITE, site_of(n, iid))
+
+
+@helper
+def on_inval(x, host):
+    """CHECK_INVAL."""
+    b = barrier_at(x, host)
+    if b != 0:
+        st64(b + X.B_INIT, 0)
+
+
+@helper
+def use_barrier(x, n, b, lanes, by_async, iid):
+    """Judge the use of an mbarrier by a warp, or by an asynchronous operation that it issues."""
+    init = ld64(b + X.B_INIT)
+    if init == 0:
+        return
+    if not before(x, known(x, n), init, 1):
+        name_barrier(x, n, lanes, b)
+        found(x, X.BARRIER_NOT_VISIBLE, site_of(n, iid), 0, ld64(b + X.B_INIT_SITE), init, 0, 0)
+    elif by_async:
+        owner = (init >> 48) - 1
+        if ld64(record_of(x, owner) + X.Z_INIT_FENCE) <= (init >> 16) & 0xFFFFFFFF:
+            name_barrier(x, n, lanes, b)
+            found(x, X.BARRIER_NOT_FENCED, site_of(n, iid), 0, ld64(b + X.B_INIT_SITE), init, 0, 0)
+
+
+@helper
+def on_arrive(x, n, host, count, flags, lanes, iid):
+    """CHECK_ARRIVE: a release into the phase that runs."""
+    b = barrier_at(x, host)
+    if b == 0:
+        return
+    use_barrier(x, n, b, lanes, False, iid)
+    st64(b + X.B_ARRIVED, site_of(n, iid))
+    if flags & RELAXED == 0:
+        release_to(x, n, phase_clocks(x, b))
+        tick(x, n)
+
+
+@helper
+def async_arrival(x, n, b, lanes, iid):
+    """An operation that a warp issues will arrive: what the warp knows is older than that."""
+    use_barrier(x, n, b, lanes, True, iid)
+    st64(b + X.B_ARRIVED, site_of(n, iid))
+    release_to(x, n, phase_clocks(x, b))
+
+
+@helper
+def on_flip(x, n, host, lanes, iid):
+    """CHECK_FLIP: the phase is complete, the next one runs."""
+    b = barrier_at(x, host)
+    if b == 0:
+        return
+    phases = ld64(b + X.B_PHASES) + 1
+    st64(b + X.B_PHASES, phases)
+    size = ld64(x + X.X_CLOCK_BYTES)
+    running = phase_clocks(x, b)
+    raise_to(running, ld64(b + X.B_COMPONENT), phases)
+    # a warp that saw the phase before complete, but after which nothing here waited, could have missed it
+    first = ld64(b + X.B_SLOT) * ld64(x + X.X_WARPS)
+    for warp in range(ld64(x + X.X_WARPS)):
+        seen = seen_by(x, b, warp)
+        if ld64(seen) == phases - 1 and clock_of(running, first + warp) < ld64(seen + 8):
+            name_barrier(x, first + warp, 0xFFFFFFFF, b)
+            site = site_of(first + warp, ld64(record_of(x, first + warp) + X.Z_WAITED))
+            found(x, X.PHASE_ALIAS, site, 0, site_of(n, iid), 0, phases - 1 - ld64(b + X.B_BASE), 0)
+    join(x, running + 2 * size, running)
+    join(x, running + 3 * size, running + size)
+    clear(x, running)
+    clear(x, running + size)
+
+
+@helper
+def on_wait(x, n, host, flags, lanes, iid):
+    """CHECK_WAIT: a wait is over, the warp learns what the complete phases hold."""
+    b = barrier_at(x, host)
+    if b == 0:
+        return
+    use_barrier(x, n, b, lanes, False, iid)
+    if flags & RELAXED == 0:
+        acquire_from(x, n, complete_clocks(x, b))
+    tick(x, n)
+    st64(record_of(x, n) + X.Z_WAITED, iid)
+    warps = ld64(x + X.X_WARPS)
+    seen = seen_by(x, b, n % warps)
+    st64(seen, ld64(b + X.B_PHASES))
+    st64(seen + 8, clock_of(known(x, n), n))
+
+
+# ---------------------------------------------------------------- barriers of a CTA and of a cluster
+@helper
+def bar_clocks(x, slot, index):
+    """Clocks (V, P) of a named barrier."""
+    return ld64(x + X.X_BARS) + 2 * (16 * slot + index) * ld64(x + X.X_CLOCK_BYTES)
+
+
+@helper
+def on_bar(x, n, index, op):
+    """CHECK_BAR: a warp (or some of its lanes) arrives."""
+    if index >= 16:
+        return
+    warps = ld64(x + X.X_WARPS)
+    release_to(x, n, bar_clocks(x, n // warps, index))
+    tick(x, n)
+    if op != BAR_ARRIVE:
+        waiting = slot_record(x, n // warps) + X.Y_WAITING + 8 * index
+        st64(waiting, ld64(waiting) | (1 << (n % warps)))
+
+
+@helper
+def on_bar_done(x, slot, index):
+    """CHECK_BAR_DONE: who waits learns what all that arrived did."""
+    clocks = bar_clocks(x, slot, index)
+    place = slot_record(x, slot) + X.Y_WAITING + 8 * index
+    waiting = ld64(place)
+    st64(place, 0)
+    while waiting != 0:
+        acquire_from(x, slot * ld64(x + X.X_WARPS) + trailing_zeros(waiting), clocks)
+        waiting &= waiting - 1
+    clear(x, clocks)
+    clear(x, clocks + ld64(x + X.X_CLOCK_BYTES))
+
+
+@helper
+def cluster_clocks(x, n, generation):
+    """Clocks (V, P) of a generation of the cluster's barrier of warp n."""
+    cluster = n // ld64(x + X.X_WARPS) // ld64(x + X.X_SIZE)
+    return ld64(x + X.X_CLUSTERS) + (4 * cluster + 2 * (generation & 1)) * ld64(x + X.X_CLOCK_BYTES)
+
+
+@helper
+def on_cluster_arrive(x, n, generation, relaxed):
+    """CHECK_CLUSTER_ARRIVE. Clocks of the generation before the last are of no use any more."""
+    clocks = cluster_clocks(x, n, generation)
+    size = ld64(x + X.X_CLOCK_BYTES)
+    cluster = n // ld64(x + X.X_WARPS) // ld64(x + X.X_SIZE)
+    newest = slot_record(x, cluster * ld64(x + X.X_SIZE)) + X.Y_GENERATION
+    if ld64(newest) != generation:
+        st64(newest, generation)
+        clear(x, clocks)
+        clear(x, clocks + size)
+    if relaxed == 0:
+        release_to(x, n, clocks)
+    else:
+        join(x, clocks, fenced(x, n))
+        join(x, clocks + size, fenced(x, n) + size)
+    tick(x, n)
+
+
+@helper
+def on_cluster_wait(x, n, generation):
+    """CHECK_CLUSTER_WAIT."""
+    acquire_from(x, n, cluster_clocks(x, n, generation))
+
+
+# ---------------------------------------------------------------- fences
+@helper
+def proxy_fence(x, n, lanes):
+    """What a warp wrote itself is seen by the async proxy, once every lane that wrote has executed the fence."""
+    z = record_of(x, n)
+    dirty = ld64(z + X.Z_DIRTY) & ~lanes
+    st64(z + X.Z_DIRTY, dirty)
+    if dirty != 0:
+        return
+    v = known(x, n)
+    p = visible(x, n)
+    raise_to(p, n, clock_of(v, n))
+    copies = ld64(z + X.Z_CP)
+    if copies != 0:
+        raise_to(p, copies, clock_of(v, copies))
+
+
+@helper
+def on_fence(x, n, what, lanes, iid):
+    """CHECK_FENCE."""
+    kind = what & 15
+    z = record_of(x, n)
+    size = ld64(x + X.X_CLOCK_BYTES)
+    clock = clock_of(known(x, n), n)
+    if kind == FENCE_TCGEN05:
+        if what >> 4 == 0:
+            st64(z + X.Z_LD_OPEN, 0)
+        elif what >> 4 == 3:
+            st64(z + X.Z_AFTER, 1)
+        return
+    if kind == FENCE_WGMMA:
+        st64(z + X.Z_WGMMA_FENCE, 1)
+        return
+    if kind == _ASYNC_PROXY and what >> 12 != _GLOBAL_ONLY:
+        proxy_fence(x, n, lanes)
+        st64(z + X.Z_INIT_FENCE, clock + 1)
+    elif kind == FENCE_MBARRIER_INIT or (kind == FENCE_MEMORY and (what >> 8) & 15 >= _CLUSTER_SCOPE):
+        st64(z + X.Z_INIT_FENCE, clock + 1)
+    if kind in (FENCE_MBARRIER_INIT, FENCE_MEMORY):
+        copy(x, fenced(x, n), known(x, n))
+        copy(x, fenced(x, n) + size, visible(x, n))
+    tick(x, n)

@@ -1,0 +1,381 @@
+"""Asynchronous copies: cp.async by warps, bulk and tensor copies by threads, judged where they are issued.
+
+What a copy writes to shared memory belongs to the mbarrier that it reports to: it is there once the phase is complete.
+What it reads from shared memory belongs to the issuing thread: it has been read after cp.async.bulk.wait_group.read.
+"""
+
+from __future__ import annotations
+
+from tensorladder.vgpu.check import layout as X
+from tensorladder.vgpu.check.barriers import async_arrival, barrier_at, phase_clocks
+from tensorladder.vgpu.check.clocks import (
+    clock_of,
+    component,
+    epoch_of,
+    known,
+    raise_to,
+    record_of,
+    site_of,
+    visible,
+)
+from tensorladder.vgpu.check.shadow import shared_place, touch_global, touch_shared
+from tensorladder.vgpu.machine import layout as L
+from tensorladder.vgpu.machine.copies import FLAG_MASK_SHIFT, FLAG_MULTICAST, FLAG_PAIR
+from tensorladder.vgpu.machine.native import helper
+from tensorladder.vgpu.machine.raw import ld32, ld64, st32, st64, trailing_zeros
+from tensorladder.vgpu.machine.tma import (
+    _BITS,
+    _ROOM,
+    _SWIZZLE_MASK,
+    _SWIZZLE_SHIFT,
+    LOAD,
+    REDUCE,
+    STORE,
+    _atom,
+    _rank,
+    _swizzle,
+    _type,
+    box_count,
+    broken_rule,
+    dim,
+    inside,
+    room,
+    row_pitch,
+    step,
+    stride,
+)
+
+_RESPONSE_BYTES = 16
+
+
+# ---------------------------------------------------------------- cp.async
+@helper
+def copies_of(x, n):
+    """Component of a warp's cp.async."""
+    z = record_of(x, n)
+    k = ld64(z + X.Z_CP)
+    if k == 0:
+        warps = ld64(x + X.X_WARPS)
+        k = component(x, X.K_IS_CP, n // warps, n % warps, 0)
+        st64(z + X.Z_CP, k)
+    return k
+
+
+@helper
+def on_cp(x, n, dst, src, sizes, lanes, iid):
+    """CHECK_CP: generic-proxy writes that are there after a wait_group. sizes: bytes | (source bytes follow) << 32."""
+    k = copies_of(x, n)
+    z = record_of(x, n)
+    seq = ld64(z + X.Z_CP_SEQ) + 1
+    st64(z + X.Z_CP_SEQ, seq)
+    st64(z + X.Z_DIRTY, ld64(z + X.Z_DIRTY) | lanes)
+    v = known(x, n)
+    p = visible(x, n)
+    size = sizes & 0xFFFFFFFF
+    site = site_of(n, iid)
+    while lanes != 0:
+        lane = trailing_zeros(lanes)
+        lanes &= lanes - 1
+        take = ld64(src + 256 + 8 * lane) if sizes >> 32 else size
+        if take > 0:
+            at = ld64(src + 8 * lane)
+            touch_global(x, n, 1 << lane, at, take, 0, v, p, epoch_of(k, seq, lane, 0), site)
+        place = shared_place(x, ld64(dst + 8 * lane))
+        lo = place & 0xFFFFFFFF
+        touch_shared(x, n, 1 << lane, place >> 32, lo, lo + size, 1, v, p, epoch_of(k, seq, lane, 0), site)
+
+
+@helper
+def on_cp_arrive(x, w, n, addresses, lanes, iid):
+    """CHECK_CP_ARRIVE: the mbarriers' phases hold what the copies so far write."""
+    z = record_of(x, n)
+    k = ld64(z + X.Z_CP)
+    last = -1
+    while lanes != 0:
+        lane = trailing_zeros(lanes)
+        lanes &= lanes - 1
+        address = ld64(addresses + 8 * lane) & 0xFFFFFFFF
+        if address == last:
+            continue
+        last = address
+        b = barrier_at(x, window_host(x, n, address))
+        if b != 0:
+            async_arrival(x, n, b, 1 << lane, iid)
+            if k != 0:
+                raise_to(phase_clocks(x, b), k, ld64(z + X.Z_CP_SEQ))
+
+
+@helper
+def window_host(x, n, address):
+    """Host address of a 32-bit shared::cluster address, as warp n sees it."""
+    size = ld64(x + X.X_SIZE)
+    slot = n // ld64(x + X.X_WARPS) // size * size + ((address & 0xFFFFFFFF) >> L.RANK_SHIFT)
+    return ld64(x + X.X_SHARED) + slot * ld64(x + X.X_STRIDE) + (address & 0xFFFFFF)
+
+
+# ---------------------------------------------------------------- groups
+@helper
+def on_commit(x, w, n, field, lanes):
+    """CHECK_COMMIT, before the group is closed: remember which operation is its last."""
+    z = record_of(x, n)
+    if field == L.W_CP_GROUP:
+        group = ld32(w + field + 4 * trailing_zeros(lanes))
+        st32(z + X.Z_CP_RING + 4 * (group % X.RING), ld64(z + X.Z_CP_SEQ))
+        return
+    while lanes != 0:
+        lane = trailing_zeros(lanes)
+        lanes &= lanes - 1
+        group = ld32(w + field + 4 * lane)
+        at = z + X.Z_BULK_RING + 4 * (X.BULK_RING * lane + group % X.BULK_RING)
+        st32(at, ld32(z + X.Z_BULK_SEQ + 4 * lane))
+
+
+@helper
+def on_wait_groups(x, w, n, field, kind, most, lanes):
+    """CHECK_WAIT_GROUPS: what is older than the groups that may be pending is done."""
+    z = record_of(x, n)
+    v = known(x, n)
+    if field == L.W_CP_GROUP:
+        k = ld64(z + X.Z_CP)
+        if k == 0:
+            return
+        group = 1 << 40
+        while lanes != 0:
+            lane = trailing_zeros(lanes)
+            lanes &= lanes - 1
+            group = min(group, ld32(w + field + 4 * lane) - most - 1)
+        if most < 0:
+            raise_to(v, k, ld64(z + X.Z_CP_SEQ))
+        elif group >= 0:
+            raise_to(v, k, ld32(z + X.Z_CP_RING + 4 * (group % X.RING)))
+        return
+    while lanes != 0:
+        lane = trailing_zeros(lanes)
+        lanes &= lanes - 1
+        k = ld32(z + X.Z_BULK + 4 * lane)
+        group = ld32(w + field + 4 * lane) - most - 1
+        if k == 0 or group < 0:
+            continue
+        seq = ld32(z + X.Z_BULK_RING + 4 * (X.BULK_RING * lane + group % X.BULK_RING))
+        raise_to(v, k, seq)
+        if kind == L.WAIT_BULK:
+            raise_to(v, k + 1, seq)
+
+
+@helper
+def bulk_of(x, n, lane):
+    """Component of a thread's bulk copies having read; the next one is of their being complete. Counts one more."""
+    z = record_of(x, n)
+    k = ld32(z + X.Z_BULK + 4 * lane)
+    if k == 0:
+        warps = ld64(x + X.X_WARPS)
+        k = component(x, X.K_IS_BULK_READ, n // warps, n % warps, lane)
+        component(x, X.K_IS_BULK, n // warps, n % warps, lane)
+        st32(z + X.Z_BULK + 4 * lane, k)
+    st32(z + X.Z_BULK_SEQ + 4 * lane, ld32(z + X.Z_BULK_SEQ + 4 * lane) + 1)
+    return k
+
+
+# ---------------------------------------------------------------- boxes of tensor maps
+@helper
+def shared_box(x, n, lane, slot, lo, m, write, v, p, epoch, site):
+    """The part of a window that a box takes, from offset lo on."""
+    rank = _rank(m) + 1
+    inner = (box_count(m, 0, rank) * _ROOM[_type(m)]) >> 3
+    pitch = row_pitch(m, inner)
+    total = room(m)
+    if inner == pitch:
+        touch_shared(x, n, 1 << lane, slot, lo, lo + total, write, v, p, epoch, site)
+        return
+    mode = _swizzle(m) | (_atom(m) << 2)
+    for row in range(lo, lo + total, pitch):
+        for a in range(row, row + inner, 16):
+            at = a ^ ((a & _SWIZZLE_MASK[mode]) >> _SWIZZLE_SHIFT[mode])
+            touch_shared(x, n, 1 << lane, slot, at, at + 16, write, v, p, epoch, site)
+
+
+@helper
+def global_box(x, op, m, n, lane, write, v, p, epoch, site):
+    """The rows of a box that lie inside the tensor."""
+    rank = _rank(m) + 1
+    bits = _BITS[_type(m)]
+    c0 = ld64(op + L.A_COORD)
+    lo, hi = inside(c0, box_count(m, 0, rank), 1, dim(m, 0))
+    if hi == 0:
+        return
+    first = ld64(m) + (((c0 + lo) * bits) >> 3)
+    size = ((hi - lo) * bits + 7) >> 3
+    rows = 1
+    for i in range(1, rank):
+        rows *= box_count(m, i, rank)
+    for row in range(rows):
+        rest = row
+        at = first
+        ok = True
+        for i in range(1, rank):
+            count = box_count(m, i, rank)
+            c = ld64(op + L.A_COORD + 8 * i) + (rest % count) * step(m, i)
+            rest //= count
+            ok = ok and c >= 0 and c < dim(m, i)
+            at += c * stride(m, i)
+        if ok:
+            touch_global(x, n, 1 << lane, at, size, write, v, p, epoch, site)
+
+
+@helper
+def usable_map(op, how):
+    """An operation's tensor map, 0 where it will be refused."""
+    m = ld64(op + L.A_MAP)
+    if broken_rule(m, ld64(op + L.A_SIZE), how, ld64(op + L.A_OP) & 0xFF) != 0:
+        return 0
+    return m
+
+
+# ---------------------------------------------------------------- copies with an mbarrier
+@helper
+def completes_on(x, n, address, lane, iid):
+    """Epoch of what an operation writes that reports to the mbarrier at a shared::cluster address; 0: no such one."""
+    b = barrier_at(x, window_host(x, n, address))
+    if b == 0 or ld64(b + X.B_INIT) == 0:
+        return 0
+    async_arrival(x, n, b, 1 << lane, iid)
+    return epoch_of(ld64(b + X.B_COMPONENT), ld64(b + X.B_PHASES) + 1, lane, X.EPOCH_ASYNC)
+
+
+@helper
+def ranks_of(op):
+    """CTAs that a copy to shared memory goes to."""
+    flags = ld64(op + L.A_FLAGS)
+    if flags & FLAG_MULTICAST:
+        return (flags >> FLAG_MASK_SHIFT) & 0xFFFF
+    return 1 << ((ld64(op + L.A_DST) & 0xFFFFFFFF) >> L.RANK_SHIFT)
+
+
+@helper
+def signalled(op, rank):
+    """Address of the mbarrier that a copy to the CTA of this rank reports to (machine.tma, machine.copies)."""
+    bar = ld64(op + L.A_MBAR)
+    flags = ld64(op + L.A_FLAGS)
+    to = rank
+    if ld64(op + L.A_KIND) == L.OP_TMA_LOAD:
+        if flags & FLAG_PAIR:
+            to = (rank & ~1) | ((bar >> L.RANK_SHIFT) & 1)
+    elif flags & FLAG_MULTICAST == 0:
+        to = (bar & 0xFFFFFFFF) >> L.RANK_SHIFT
+    return (to << L.RANK_SHIFT) | (bar & 0xFFFFFF)
+
+
+@helper
+def first_slot(x, n):
+    """Slot of the cluster's first CTA."""
+    size = ld64(x + X.X_SIZE)
+    return n // ld64(x + X.X_WARPS) // size * size
+
+
+@helper
+def on_load(x, op, n, lane, iid):
+    """A tensor or bulk copy to shared memory."""
+    v = known(x, n)
+    p = visible(x, n)
+    site = site_of(n, iid)
+    tensor = ld64(op + L.A_KIND) == L.OP_TMA_LOAD
+    m = usable_map(op, LOAD) if tensor else 0
+    if tensor and m == 0:
+        return
+    place = ld64(op + L.A_DST) & 0xFFFFFF
+    ranks = ranks_of(op)
+    epoch = 0
+    while ranks != 0:
+        rank = trailing_zeros(ranks)
+        ranks &= ranks - 1
+        epoch = completes_on(x, n, signalled(op, rank), lane, iid)
+        if epoch == 0:
+            return
+        slot = first_slot(x, n) + rank
+        if tensor:
+            shared_box(x, n, lane, slot, place, m, 1, v, p, epoch, site)
+        else:
+            strong = X.EPOCH_STRONG if ld64(op + L.A_KIND) == L.OP_BULK_REDUCE else 0
+            size = ld64(op + L.A_SIZE)
+            touch_shared(x, n, 1 << lane, slot, place, place + size, 1, v, p, epoch | strong, site)
+    if tensor:
+        global_box(x, op, m, n, lane, 0, v, p, epoch, site)
+    elif ld64(op + L.A_KIND) == L.OP_BULK_G2S:
+        touch_global(x, n, 1 << lane, ld64(op + L.A_SRC), ld64(op + L.A_SIZE), 0, v, p, epoch, site)
+    else:
+        src = shared_place(x, window_host(x, n, ld64(op + L.A_SRC)))
+        lo = src & 0xFFFFFFFF
+        touch_shared(x, n, 1 << lane, src >> 32, lo, lo + ld64(op + L.A_SIZE), 0, v, p, epoch, site)
+
+
+@helper
+def on_store(x, op, n, lane, iid):
+    """A tensor or bulk copy, or reduction, from shared to global memory."""
+    v = known(x, n)
+    p = visible(x, n)
+    site = site_of(n, iid)
+    kind = ld64(op + L.A_KIND)
+    k = bulk_of(x, n, lane)
+    seq = ld32(record_of(x, n) + X.Z_BULK_SEQ + 4 * lane)
+    reads = epoch_of(k, seq, lane, X.EPOCH_ASYNC)
+    reduces = kind == L.OP_TMA_REDUCE or kind == L.OP_BULK_REDUCE
+    writes = epoch_of(k + 1, seq, lane, X.EPOCH_ASYNC | (X.EPOCH_STRONG if reduces else 0))
+    src = shared_place(x, window_host(x, n, ld64(op + L.A_SRC)))
+    lo = src & 0xFFFFFFFF
+    if kind == L.OP_TMA_STORE or kind == L.OP_TMA_REDUCE:
+        m = usable_map(op, REDUCE if reduces else STORE)
+        if m != 0:
+            shared_box(x, n, lane, src >> 32, lo, m, 0, v, p, reads, site)
+            global_box(x, op, m, n, lane, 1, v, p, writes, site)
+        return
+    size = ld64(op + L.A_SIZE)
+    touch_shared(x, n, 1 << lane, src >> 32, lo, lo + size, 0, v, p, reads, site)
+    touch_global(x, n, 1 << lane, ld64(op + L.A_DST), size, 1, v, p, writes, site)
+
+
+@helper
+def on_remote(x, op, n, lane, iid):
+    """st.async and red.async: a lane's value in shared memory of the cluster."""
+    epoch = completes_on(x, n, ld64(op + L.A_MBAR), lane, iid)
+    if epoch == 0:
+        return
+    epoch = (epoch & ~X.EPOCH_ASYNC) | X.EPOCH_STRONG  # relaxed, and of the generic proxy
+    place = shared_place(x, window_host(x, n, ld64(op + L.A_DST)))
+    lo = place & 0xFFFFFFFF
+    size = ld64(op + L.A_SIZE)
+    touch_shared(x, n, 1 << lane, place >> 32, lo, lo + size, 1, known(x, n), visible(x, n), epoch, site_of(n, iid))
+
+
+@helper
+def on_cancel(x, op, n, lane, iid):
+    """clusterlaunchcontrol.try_cancel: the response in the CTAs that it goes to."""
+    ranks = ld64(op + L.A_SIZE)
+    place = ld64(op + L.A_DST) & 0xFFFFFF
+    while ranks != 0:
+        rank = trailing_zeros(ranks)
+        ranks &= ranks - 1
+        epoch = completes_on(x, n, (ld64(op + L.A_MBAR) & 0xFFFFFF) | (rank << L.RANK_SHIFT), lane, iid)
+        if epoch != 0:
+            slot = first_slot(x, n) + rank
+            end = place + _RESPONSE_BYTES
+            touch_shared(x, n, 1 << lane, slot, place, end, 1, known(x, n), visible(x, n), epoch, site_of(n, iid))
+
+
+@helper
+def on_map(x, n, dst, src, size, lanes, iid):
+    """CHECK_MAP: a tensor map in memory is changed, by one lane."""
+    v = known(x, n)
+    p = visible(x, n)
+    lane = trailing_zeros(lanes)
+    epoch = epoch_of(n, clock_of(v, n), lane, 0)
+    place = shared_place(x, dst)
+    lo = place & 0xFFFFFFFF
+    if place >= 0:
+        touch_shared(x, n, lanes, place >> 32, lo, lo + size, 1, v, p, epoch, site_of(n, iid))
+    else:
+        touch_global(x, n, lanes, dst, size, 1, v, p, epoch, site_of(n, iid))
+    if src != 0:
+        place = shared_place(x, src)
+        lo = place & 0xFFFFFFFF
+        if place >= 0:
+            touch_shared(x, n, lanes, place >> 32, lo, lo + size, 0, v, p, epoch, site_of(n, iid))

@@ -1,0 +1,172 @@
+"""The checker as launches see it: memory for what it knows about each unit, and what it found, as findings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tensorladder.core.findings import Finding, Report, summarise
+from tensorladder.vgpu.check import layout as X
+from tensorladder.vgpu.machine import layout as L
+from tensorladder.vgpu.machine.native import checker
+from tensorladder.vgpu.machine.unit import Unit, Words
+
+if TYPE_CHECKING:
+    from tensorladder.vgpu.machine.execution import Run
+
+_MOST_COMPONENTS = 16384
+
+
+class Watch:
+    """What the checker knows about one unit: all its memory, most of it touched only where it is needed."""
+
+    def __init__(self, run: Run, unit: Unit):
+        self.run = run
+        self.warps, self.slots = unit.warps, unit.slots
+        self._keep: list[np.ndarray] = []
+        self.words = x = Words(X.X_BYTES)
+        size = prod(run.launch.cluster)
+        warps = unit.warps * unit.slots
+        most = min(-(-(3 * warps + 104 * unit.slots + 128) // 16) * 16, _MOST_COMPONENTS)
+        clock = 4 * most
+        barriers = 64 * unit.slots
+        window = run.shared_bytes
+        for field, value in {
+            X.X_KMAX: most, X.X_USED: warps, X.X_CLOCK_BYTES: clock, X.X_SLOTS: unit.slots, X.X_WARPS: unit.warps,
+            X.X_SIZE: size, X.X_B_MAX: barriers, X.X_SHARED: unit.shared, X.X_STRIDE: unit.stride,
+            X.X_WINDOW: window, X.X_UNIT: unit.words.address, X.X_ORDERED: int(run.ordered),
+            X.X_LAUNCH: run.words.address,
+        }.items():  # fmt: skip
+            x[field] = value
+        clusters = -(-unit.slots // size)
+        groups = unit.slots * -(-unit.warps // 4) if "wgmma" in run.launch.module.ptx else 1
+        for field, count in {
+            X.X_KNOWN: 4 * warps * clock, X.X_COMPONENTS: most * X.K_BYTES, X.X_STARTS: clock,
+            X.X_Z: warps * X.Z_BYTES, X.X_Y: unit.slots * X.Y_BYTES, X.X_B: barriers * X.B_BYTES,
+            X.X_B_CLOCKS: 4 * barriers * clock, X.X_B_SEEN: 16 * barriers * unit.warps,
+            X.X_FINDINGS: X.FINDINGS * X.F_BYTES, X.X_HASH: 8 * X.HASH_SLOTS,
+            X.X_BARS: 2 * 16 * unit.slots * clock, X.X_CLUSTERS: 4 * clusters * clock,
+            X.X_SYNC: 16 * X.SYNC_SLOTS, X.X_SYNC_CLOCKS: 2 * X.SYNC_MOST * clock, X.X_STARTED: 24 * X.STARTED,
+            X.X_MEET: groups * X.MEETS * 2 * clock,
+        }.items():  # fmt: skip
+            x[field] = self._take(count)
+        self._components(warps)
+        self._slots(run, unit, window)
+        self._ranges(run)
+
+    def _take(self, size: int) -> int:
+        """Address of zeroed memory."""
+        raw = np.zeros(size + 64, np.uint8)
+        self._keep.append(raw)
+        return -(-raw.ctypes.data // 64) * 64
+
+    def _view(self, address: int, count: int) -> np.ndarray:
+        """64-bit words at an address that `_take` gave."""
+        import ctypes
+
+        return np.ctypeslib.as_array((ctypes.c_int64 * count).from_address(address))
+
+    def _components(self, warps: int) -> None:
+        table = self._view(self.words[X.X_COMPONENTS], warps * X.K_BYTES // 8).reshape(warps, -1)
+        table[:, X.K_KIND // 8] = X.K_IS_WARP
+        table[:, X.K_SLOT // 8] = np.arange(warps) // self.warps
+        table[:, X.K_WARP // 8] = np.arange(warps) % self.warps
+
+    def _slots(self, run: Run, unit: Unit, window: int) -> None:
+        cells = X.CELL * (-(-window // 16) + 1)
+        cells_of = self._take(cells * unit.slots)
+        map_bytes = 4 * (window // 8 + 1)
+        maps = self._take(map_bytes * unit.slots)
+        table = self._view(self.words[X.X_Y], unit.slots * X.Y_BYTES // 8).reshape(unit.slots, -1)
+        place = np.arange(unit.slots)
+        table[:, X.Y_CELLS // 8] = cells_of + cells * place
+        table[:, X.Y_BARRIER_MAP // 8] = maps + map_bytes * place
+        memories: dict[int, int] = {}
+        for slot in place:
+            memory = unit.ctas[int(slot) * L.C_BYTES + L.C_TMEM]
+            if memory:
+                if memory not in memories:
+                    memories[memory] = self._take(X.CELL * X.TMEM_CELLS)
+                table[slot, X.Y_TMEM // 8] = memories[memory]
+
+    def _ranges(self, run: Run) -> None:
+        ranges = sorted(run.device.memory.ranges, key=lambda r: r.start)
+        rows = np.zeros((len(ranges) + 1, 3), np.int64)
+        for row, r in zip(rows, ranges, strict=False):
+            cells = X.CELL * ((r.end - (r.start & ~15)) // 16 + 2)
+            row[:] = r.start, r.end, self._take(cells) if r.writable else 0
+        self._keep.append(rows)
+        self.words[X.X_RANGES], self.words[X.X_NRANGES] = rows.ctypes.data, len(ranges)
+
+    def records(self) -> np.ndarray:
+        """The findings' records, a row each."""
+        count = self.words[X.X_NFINDINGS]
+        width = X.F_BYTES // 8
+        return self._view(self.words[X.X_FINDINGS], X.FINDINGS * width).reshape(-1, width)[:count].copy()
+
+    def component(self, k: int) -> tuple[int, int, int, int]:
+        """(kind, slot, warp, lane) of a component."""
+        row = self._view(self.words[X.X_COMPONENTS] + k * X.K_BYTES, 4)
+        return int(row[0]), int(row[1]), int(row[2]), int(row[3])
+
+    def barrier_offset(self, number: int) -> int:
+        """Offset in its window of an mbarrier, by number."""
+        return int(self._view(self.words[X.X_B] + number * X.B_BYTES, X.B_BYTES // 8)[X.B_OFFSET // 8])
+
+    def barrier_base(self, number: int) -> int:
+        """Phases that an mbarrier's component had counted when it was initialised."""
+        return int(self._view(self.words[X.X_B] + number * X.B_BYTES, X.B_BYTES // 8)[X.B_BASE // 8])
+
+    def release(self) -> None:
+        """Free everything."""
+        self._free_arenas()
+        self._keep.clear()
+
+    def _free_arenas(self) -> None:
+        import ctypes
+
+        libc = ctypes.CDLL(None)
+        libc.free.argtypes = [ctypes.c_void_p]
+        slots = self._view(self.words[X.X_Y], self.slots * X.Y_BYTES // 8).reshape(self.slots, -1)
+        firsts = [int(row[(X.Y_ARENA + X.E_FIRST) // 8]) for row in slots] + [self.words[X.X_ARENA + X.E_FIRST]]
+        for chunk in firsts:
+            while chunk:
+                after = ctypes.c_int64.from_address(chunk).value
+                libc.free(chunk)
+                chunk = after
+
+
+class Checker:
+    """Looks for hazards in what a device runs: `Device(arch, checker=Checker())`; `report` says what was found."""
+
+    def __init__(self) -> None:
+        self.findings: list[Finding] = []
+        self._watches: list[Watch] = []
+
+    @property
+    def entry(self) -> int:
+        """Address of the native function that is told of events."""
+        return checker().symbols["tl_check"]
+
+    def watch(self, run: Run, unit: Unit) -> int:
+        """Memory for a unit that is about to run; gives its address."""
+        watch = Watch(run, unit)
+        self._watches.append(watch)
+        return watch.words.address
+
+    def collect(self, runs: Sequence[Run]) -> None:
+        """Turn what was found in some launches into findings."""
+        from tensorladder.vgpu.check.words import findings_of
+
+        done = [w for w in self._watches if w.run in runs]
+        self._watches = [w for w in self._watches if w.run not in runs]
+        for watch in done:
+            self.findings += findings_of(watch)
+            watch.release()
+
+    def report(self, target: str) -> Report:
+        """What was found, each thing once."""
+        return summarise(target, self.findings)

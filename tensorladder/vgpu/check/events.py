@@ -1,0 +1,268 @@
+"""What the machine tells the checker, by kind of event: the one entry point of the library."""
+
+from __future__ import annotations
+
+from tensorladder.vgpu.check import layout as X
+from tensorladder.vgpu.check.accesses import on_access
+from tensorladder.vgpu.check.barriers import (
+    barrier_at,
+    on_arrive,
+    on_bar,
+    on_bar_done,
+    on_cluster_arrive,
+    on_cluster_wait,
+    on_fence,
+    on_flip,
+    on_init,
+    on_inval,
+    on_wait,
+    use_barrier,
+)
+from tensorladder.vgpu.check.clocks import clear, clock_of, known, number_of, record_of, site_of, slot_of, slot_record
+from tensorladder.vgpu.check.copies import (
+    on_cancel,
+    on_commit,
+    on_cp,
+    on_cp_arrive,
+    on_load,
+    on_map,
+    on_remote,
+    on_store,
+    on_wait_groups,
+)
+from tensorladder.vgpu.check.matrix import on_wgmma, on_wgmma_commit, on_wgmma_wait
+from tensorladder.vgpu.check.shadow import at_place, found, reset_arena
+from tensorladder.vgpu.machine import hooks as H
+from tensorladder.vgpu.machine import layout as L
+from tensorladder.vgpu.machine.mbarrier import COUNT_MASK, tx_of
+from tensorladder.vgpu.machine.native import export, helper
+from tensorladder.vgpu.machine.raw import fill_bytes, ld32, ld64, st32, st64, trailing_zeros
+
+
+# ---------------------------------------------------------------- CTAs start and end
+@helper
+def start_component(x, k, slot):
+    """A CTA starts in a component's slot: where its clock stands is where the new CTA's events begin."""
+    at = ld64(x + X.X_COMPONENTS) + k * X.K_BYTES
+    if ld64(at + X.K_SLOT) != slot:
+        return
+    kind = ld64(at + X.K_KIND)
+    z = record_of(x, slot * ld64(x + X.X_WARPS) + ld64(at + X.K_WARP))
+    lane = ld64(at + X.K_LANE)
+    now = 0
+    if kind == X.K_IS_MBARRIER:
+        b = ld64(x + X.X_B) + ld64(at + X.K_WARP) * X.B_BYTES
+        now = ld64(b + X.B_PHASES)
+        st64(b + X.B_INIT, 0)
+    elif kind == X.K_IS_CP:
+        now = ld64(z + X.Z_CP_SEQ)
+    elif kind == X.K_IS_BULK_READ or kind == X.K_IS_BULK:
+        now = ld32(z + X.Z_BULK_SEQ + 4 * lane)
+    elif kind == X.K_IS_WGMMA:
+        now = ld64(z + X.Z_WGMMA_SEQ)
+        st64(z + X.Z_WGMMA_BASE, now)
+    elif kind == X.K_IS_TC:
+        now = ld32(z + X.Z_TC_SEQ + 4 * lane)
+    elif kind == X.K_IS_ST:
+        now = ld64(z + X.Z_ST_SEQ)
+    else:
+        return
+    st32(ld64(x + X.X_STARTS) + 4 * k, now)
+
+
+@helper
+def on_start(x, c):
+    """CHECK_START: a CTA with nothing behind it. Clocks of the CTAs that were there before go on."""
+    slot = slot_of(x, c)
+    y = slot_record(x, slot)
+    st64(y + X.Y_CTA, c)
+    st64(y + X.Y_LINEAR, ld64(c + L.C_LINEAR))
+    size = ld64(x + X.X_CLOCK_BYTES)
+    window = ld64(x + X.X_WINDOW)
+    fill_bytes(ld64(y + X.Y_CELLS), 0, X.CELL * ((window + 15) >> 4))
+    reset_arena(y + X.Y_ARENA)
+    st64(y + X.Y_GENERATION, -1)
+    warps = ld64(x + X.X_WARPS)
+    for index in range(16):
+        st64(y + X.Y_WAITING + 8 * index, 0)
+        bar = ld64(x + X.X_BARS) + 2 * (16 * slot + index) * size
+        clear(x, bar)
+        clear(x, bar + size)
+    for warp in range(warps):
+        n = slot * warps + warp
+        clock = clock_of(known(x, n), n)
+        for k in range(4):
+            clear(x, known(x, n) + k * size)
+        st32(ld64(x + X.X_STARTS) + 4 * n, clock)
+        st32(known(x, n) + 4 * n, clock + 1)
+        z = record_of(x, n)
+        for field in range(X.Z_DIRTY, X.Z_WGMMA_SEQ, 8):
+            st64(z + field, 0)
+        st64(z + X.Z_INIT_FENCE, 0)
+    for k in range(ld64(x + X.X_SLOTS) * warps, ld64(x + X.X_USED)):
+        start_component(x, k, slot)
+    first = slot * warps
+    for warp in range(warps):  # all warps of a warpgroup count its operations alike
+        z = record_of(x, first + warp)
+        st64(z + X.Z_WGMMA_SEQ, ld64(record_of(x, first + (warp & ~3)) + X.Z_WGMMA_BASE))
+    log = ld64(x + X.X_NSTARTED)
+    if log < X.STARTED:
+        at = ld64(x + X.X_STARTED) + 24 * log
+        st64(at, slot)
+        st64(at + 8, clock_of(known(x, first), first))
+        st64(at + 16, ld64(c + L.C_LINEAR))
+        st64(x + X.X_NSTARTED, log + 1)
+
+
+@helper
+def latest(x, slot, k):
+    """The latest that a warp of a CTA knows of a component."""
+    warps = ld64(x + X.X_WARPS)
+    best = 0
+    for warp in range(warps):
+        best = max(best, clock_of(known(x, slot * warps + warp), k))
+    return best
+
+
+@helper
+def stores_read(x, slot, n):
+    """A CTA may not end while bulk copies of a warp read its shared memory."""
+    z = record_of(x, n)
+    for lane in range(L.LANES):
+        k = ld32(z + X.Z_BULK + 4 * lane)
+        if k == 0:
+            continue
+        seq = ld32(z + X.Z_BULK_SEQ + 4 * lane)
+        if seq > ld32(ld64(x + X.X_STARTS) + 4 * k) and latest(x, slot, k) < seq:
+            at_place(x, n, 1 << lane, X.SPACE_SHARED, slot, 0, 0)
+            site = site_of(n, ld32(z + X.Z_BULK_LAST + 4 * lane))
+            found(x, X.STORE_AT_EXIT, site, 0, 0, 0, 0, 0)
+
+
+@helper
+def barriers_left(x, slot):
+    """An mbarrier that still counts bytes when its CTA ends got more or fewer than it was told to expect."""
+    y = slot_record(x, slot)
+    count = ld64(x + X.X_WINDOW) >> 3
+    table = ld64(y + X.Y_BARRIER_MAP)
+    for i in range(count):
+        number = ld32(table + 4 * i)
+        if number == 0:
+            continue
+        b = ld64(x + X.X_B) + (number - 1) * X.B_BYTES
+        if ld64(b + X.B_INIT) == 0:
+            continue
+        word = ld64(ld64(x + X.X_SHARED) + slot * ld64(x + X.X_STRIDE) + 8 * i)
+        tx = tx_of(word)
+        pending = (word >> 1) & COUNT_MASK
+        expected = (word >> 21) & COUNT_MASK
+        if tx == 0 and pending == expected:
+            continue
+        at_place(x, slot * ld64(x + X.X_WARPS), 0xFFFFFFFF, X.SPACE_SHARED, slot, 8 * i, 8 * i + 8)
+        site = max(ld64(b + X.B_ARRIVED), 0)
+        if tx != 0:
+            found(x, X.TX_LEFT, site, 0, ld64(b + X.B_INIT_SITE), 0, tx, 0)
+        else:
+            found(x, X.ARRIVALS_LEFT, site, 0, ld64(b + X.B_INIT_SITE), 0, expected - pending, expected)
+
+
+@helper
+def on_end(x, c):
+    """CHECK_END: what a CTA leaves behind."""
+    slot = slot_of(x, c)
+    warps = ld64(x + X.X_WARPS)
+    for warp in range(warps):
+        stores_read(x, slot, slot * warps + warp)
+    barriers_left(x, slot)
+
+
+# ---------------------------------------------------------------- dispatch
+@helper
+def on_issue(x, op, n, lanes, iid):
+    """CHECK_ISSUE: an operation, by its kind."""
+    kind = ld64(op + L.A_KIND)
+    lane = trailing_zeros(lanes)
+    if (
+        kind == L.OP_TMA_LOAD
+        or kind == L.OP_BULK_G2S
+        or kind == L.OP_BULK_S2S
+        or (kind == L.OP_BULK_REDUCE and ld64(op + L.A_MBAR) != 0)
+    ):
+        on_load(x, op, n, lane, iid)
+    elif kind == L.OP_REMOTE:
+        on_remote(x, op, n, lane, iid)
+    elif kind == L.OP_CLC:
+        on_cancel(x, op, n, lane, iid)
+    elif kind == L.OP_TMA_STORE or kind == L.OP_TMA_REDUCE or kind == L.OP_BULK_S2G or kind == L.OP_BULK_REDUCE:
+        on_store(x, op, n, lane, iid)
+        st32(record_of(x, n) + X.Z_BULK_LAST + 4 * lane, iid)
+
+
+@helper
+def on_barrier(x, w, n, what, a, b, c, lanes, iid):
+    """Events of mbarriers and other barriers."""
+    if what == H.CHECK_WAIT:
+        on_wait(x, n, a, c, lanes, iid)
+    elif what == H.CHECK_ARRIVE:
+        on_arrive(x, n, a, b, c, lanes, iid)
+    elif what == H.CHECK_FLIP:
+        on_flip(x, n, a, lanes, iid)
+    elif what == H.CHECK_BAR:
+        on_bar(x, n, a, b)
+    elif what == H.CHECK_CLUSTER_ARRIVE:
+        on_cluster_arrive(x, n, a, b)
+    elif what == H.CHECK_CLUSTER_WAIT:
+        on_cluster_wait(x, n, a)
+    elif what == H.CHECK_INIT:
+        on_init(x, n, a, b, lanes, iid)
+    elif what == H.CHECK_INVAL:
+        on_inval(x, a)
+    elif what == H.CHECK_TX:
+        at = barrier_at(x, a)
+        if at != 0:
+            use_barrier(x, n, at, lanes, False, iid)
+            st64(at + X.B_ARRIVED, site_of(n, iid))
+
+
+@export
+def tl_check(subject, what, a, b, c, lanes, iid):
+    """An event (machine.hooks.CHECK_*): of a warp, or of a CTA."""
+    if what == H.CHECK_START or what == H.CHECK_END or what == H.CHECK_BAR_DONE:
+        x = ld64(ld64(subject + L.C_UNIT) + L.U_CHECK)
+        if what == H.CHECK_START:
+            on_start(x, subject)
+        elif what == H.CHECK_END:
+            on_end(x, subject)
+        else:
+            on_bar_done(x, slot_of(x, subject), a)
+        return 0
+    w = subject
+    x = ld64(ld64(w + L.W_UNIT) + L.U_CHECK)
+    if ld64(w + L.W_ERROR) != 0:
+        return 0
+    n = number_of(x, w)
+    if what == H.CHECK_ACCESS:
+        on_access(x, n, a, b, c, lanes, iid)
+    elif what == H.CHECK_ISSUE:
+        on_issue(x, a, n, lanes, iid)
+    elif what == H.CHECK_WGMMA:
+        on_wgmma(x, a, b, n, lanes, iid)
+    elif what == H.CHECK_WGMMA_COMMIT:
+        on_wgmma_commit(x, w, n)
+    elif what == H.CHECK_WGMMA_WAIT:
+        on_wgmma_wait(x, n, a)
+    elif what == H.CHECK_FENCE:
+        on_fence(x, n, a, lanes, iid)
+    elif what == H.CHECK_CP:
+        on_cp(x, n, a, b, c, lanes, iid)
+    elif what == H.CHECK_CP_ARRIVE:
+        on_cp_arrive(x, w, n, a, lanes, iid)
+    elif what == H.CHECK_COMMIT:
+        on_commit(x, w, n, a, lanes)
+    elif what == H.CHECK_WAIT_GROUPS:
+        on_wait_groups(x, w, n, a, b, c, lanes)
+    elif what == H.CHECK_MAP:
+        on_map(x, n, a, b, c, lanes, iid)
+    else:
+        on_barrier(x, w, n, what, a, b, c, lanes, iid)
+    return 0

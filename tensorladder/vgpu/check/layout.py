@@ -1,0 +1,179 @@
+"""Memory layout of what the checker knows: byte offsets, as in machine.layout. All scalar fields are 64-bit.
+
+`X_` a unit, `Y_` a CTA's slot in it, `Z_` a warp, `B_` an mbarrier, `F_` a finding's record, `K_` a component of the
+vector clocks, and the cells of shadow memory.
+"""
+
+from __future__ import annotations
+
+from tensorladder.vgpu.machine import layout as L
+
+# ---------------------------------------------------------------- unit
+X_KMAX = 0  # components that fit in a clock
+X_USED = 8  # components in use
+X_CLOCK_BYTES = 16  # of one vector clock: 4 * KMAX
+X_SLOTS = 24
+X_WARPS = 32  # of a CTA
+X_SIZE = 40  # CTAs of a cluster
+X_KNOWN = 48  # vector clocks, three a warp: what it has seen, what of that the async proxy sees, what a fence released
+X_COMPONENTS = 56  # K_ records
+X_STARTS = 64  # u32 a component: its clock when the CTA that is there now began
+X_Z = 72  # Z_ records of the warps, slot by slot
+X_Y = 80  # Y_ records of the slots
+X_B = 88  # B_ records of the mbarriers
+X_B_CLOCKS = 96  # four vector clocks each: (seen, async proxy) of the phase that runs, of those that are complete
+X_B_USED = 104
+X_B_MAX = 112
+X_B_SEEN = 120  # (phase, clock) i64 a warp of the CTA each
+X_SHARED = 128  # host address of slot 0's window
+X_STRIDE = 136  # bytes from window to window
+X_WINDOW = 144  # bytes in a window
+X_UNIT = 152
+X_ORDERED = 160  # one scheduler runs all CTAs: clusters can synchronise through global memory
+X_RANGES = 168  # table of global allocations: (start, end, shadow) sorted; shadow 0: read-only
+X_NRANGES = 176
+X_RANGE = 184  # the row that was hit last
+X_FINDINGS = 192  # F_ records
+X_NFINDINGS = 200
+X_HASH = 208  # open hash of the findings: 1 + index, i64
+X_OVERFLOW = 216  # something did not fit: findings may be missing
+X_ARENA = 384  # of the shadow of global memory (E_)
+X_BARS = 232  # two vector clocks a named barrier, slot by slot
+X_CLUSTERS = 240  # four vector clocks a cluster's slot: (seen, async proxy) of two generations
+X_SYNC = 248  # table of addresses that synchronise: see SYNC_
+X_SYNC_CLOCKS = 256
+X_SYNC_USED = 264
+X_STARTED = 272  # log of CTAs: (slot, clock, linear), i64
+X_NSTARTED = 280
+X_MEET = 288  # vector clocks of operations that warps issue together: MEETS x 2 a warpgroup
+X_PAD = 296  # two vector clocks of scratch
+X_SPACE = 304  # of the access that is looked at: SPACE_*
+X_PLACE = 312  # its slot, or start of its allocation
+X_CELLS = 320  # address of its first cell, of the place's first byte
+X_WARP = 328  # the warp (number in the unit) that accesses
+X_LANES = 336
+X_LAUNCH = 344
+X_LO = 352  # bytes of the access, from the place's first
+X_HI = 360
+X_CONFLICTS = 368  # taken off from here on: accesses in conflict, for tables (advice)
+X_ADVICE = 376  # table of (accesses, wavefronts, least) i64 an instruction, 0: no advice
+X_BYTES = 512
+
+FINDINGS = 1024
+HASH_SLOTS = 8192
+STARTED = 1 << 16
+MEETS = 128
+
+#: spaces of a finding
+SPACE_GLOBAL, SPACE_SHARED, SPACE_TMEM, SPACE_REGISTERS = 0, 1, 2, 3
+
+# ---------------------------------------------------------------- slot of a CTA
+Y_CELLS = 0  # shadow of the window: CELL bytes for 16
+Y_ARENA = 8  # E_ record: blocks of split cells
+Y_BARRIER_MAP = 72  # i32 for each 8 bytes of the window: 1 + number of its mbarrier
+Y_LINEAR = 80  # the CTA
+Y_TMEM = 88  # shadow of its SM's tensor memory
+Y_WAITING = 96  # i64 x 16: warps that wait at a named barrier
+Y_GENERATION = 224  # of the cluster's barrier, in the slot of its first CTA: the newest that was arrived at
+Y_CTA = 232
+Y_BYTES = 256
+
+# ---------------------------------------------------------------- arena of blocks
+E_FREE = 0  # first free block
+E_CHUNK = 8  # chunk that blocks are taken from
+E_AT = 16  # blocks taken from it
+E_FIRST = 24  # first chunk
+BLOCK = 1024
+CHUNK_BLOCKS = 255
+
+# ---------------------------------------------------------------- warp
+Z_CP = 0  # component of its cp.async
+Z_CP_SEQ = 8  # cp.async issued
+Z_WGMMA = 16  # component of its warpgroup's wgmma (first warp of the group)
+Z_ST = 24  # component of its tcgen05.st
+Z_ST_SEQ = 32
+Z_DIRTY = 40  # lanes that wrote shared memory since their last proxy fence
+Z_LD_OPEN = 48  # instruction + 1 of a tcgen05.ld that was not waited for
+Z_AFTER = 56  # tcgen05.fence::after_thread_sync was executed since the last wait
+Z_WGMMA_FENCE = 64  # a wgmma.fence was executed since the last access
+Z_WGMMA_SEQ = 72  # number of the last wgmma that it issued, plus 1
+Z_WGMMA_BASE = 96  # wgmma of the CTAs that ran there before (first warp of the group)
+Z_INIT_FENCE = 80  # clock of its last fence that makes mbarrier.init visible to the async proxy or the cluster
+Z_WAITED = 88  # instruction of its last wait on an mbarrier
+Z_CP_RING = 128  # i32 x 64: Z_CP_SEQ when a group was committed
+Z_WGMMA_RING = 384  # i32 x 64
+Z_BULK = 640  # i32 x 32: component of a lane's bulk copies having read; the next one is of their being complete
+Z_BULK_SEQ = 768  # i32 x 32
+Z_TC = 896  # i32 x 32: component of a lane's tcgen05 operations
+Z_TC_SEQ = 1024  # i32 x 32
+Z_BULK_RING = 1152  # i32 x 32 x 32
+Z_BULK_LAST = 1152 + 4096  # i32 x 32: instruction of a lane's last bulk store
+Z_BYTES = Z_BULK_LAST + 128
+
+RING = 64
+BULK_RING = 32
+
+# ---------------------------------------------------------------- component
+K_KIND = 0
+K_SLOT = 8
+K_WARP = 16  # in its CTA; the mbarrier's number
+K_LANE = 24
+K_BYTES = 32
+(K_IS_WARP, K_IS_MBARRIER, K_IS_CP, K_IS_BULK_READ, K_IS_BULK, K_IS_WGMMA, K_IS_TC, K_IS_ST) = range(1, 9)
+
+# ---------------------------------------------------------------- mbarrier
+B_COMPONENT = 0
+B_PHASES = 8  # complete ones, never reset
+B_INIT = 16  # epoch of its initialisation, 0: none
+B_INIT_SITE = 24
+B_SLOT = 32
+B_OFFSET = 40
+B_BASE = 48  # B_PHASES when it was initialised
+B_COUNT = 56
+B_ARRIVED = 64  # site of the last arrival
+B_BYTES = 128
+
+# ---------------------------------------------------------------- cell: 16 bytes of shared or global memory, or less
+CELL = 64
+CELL_WRITE = 0  # epoch of the last write; negative: split
+CELL_READ = 8  # epochs of up to three reads since (split: address of the block, level)
+CELL_SET = 32  # address of a block with more reads, 0: none
+CELL_SITES = 40  # u32 x 4: of the write and of the reads
+LEVEL_WORDS, LEVEL_BYTES = 1, 2
+SET_MOST = 60  # reads in a block: count, then (epoch, site) each
+
+# ------------------------------------------------------------ epoch: (component + 1) << 48 | clock << 16 | lane << 8
+EPOCH_ASYNC = 1  # by the async proxy
+EPOCH_STRONG = 2  # atomic, or stronger than weak
+EPOCH_TENSOR = 4  # tcgen05.mma, .cp, .shift: pipelined with each other
+
+# ---------------------------------------------------------------- finding
+F_CODE = 0
+F_IID = 8
+F_SITE = 16  # of the access that showed it: site | lanes << 32
+F_EPOCH = 24
+F_OTHER_SITE = 32
+F_OTHER_EPOCH = 40
+F_SPACE = 48
+F_PLACE = 56  # slot, or start of the allocation
+F_LO = 64
+F_HI = 72
+F_A = 80
+F_B = 88
+F_COUNT = 96  # how often it was seen
+F_LINEAR = 104  # CTA of the access
+F_OTHER_LINEAR = 112  # CTA that is in the other access's slot now
+F_BYTES = 128
+
+#: what can be found (words.py says it in words)
+(RACE_WW, RACE_WR, RACE_RW, PROXY, PROXY_WRITE, UNINITIALISED, BARRIER_NOT_VISIBLE, BARRIER_NOT_FENCED, BARRIER_TWICE,
+ PHASE_ALIAS, TX_LEFT, STORE_AT_EXIT, REMOTE_AFTER_EXIT, WAIT_LD, AFTER_SYNC, BEFORE_SYNC, COMMIT_OTHER_LANE,
+ REGISTERS_IN_FLIGHT, WGMMA_NO_FENCE, TMEM_FREED, TWICE_FREED, MAP_IN_FLIGHT, SHADOW_FULL, BARRIER_REINIT,
+ ARRIVALS_LEFT, NOT_COMMITTED, SCOPE_CTA) = range(1, 28)  # fmt: skip
+
+# ---------------------------------------------------------------- addresses that synchronise
+SYNC_SLOTS = 4096  # hash slots: (address, index of its two clocks), i64
+SYNC_MOST = 1024
+
+TMEM_BLOCKS = 8  # of 16 lanes
+TMEM_CELLS = TMEM_BLOCKS * L.TMEM_COLUMNS

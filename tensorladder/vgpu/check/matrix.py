@@ -1,0 +1,158 @@
+"""Products of tensor cores: the shared memory that WGMMA and tcgen05.mma read, by the chunks of their descriptors."""
+
+from __future__ import annotations
+
+from tensorladder.vgpu.check import layout as X
+from tensorladder.vgpu.check.clocks import (
+    component,
+    copy,
+    epoch_of,
+    known,
+    meet,
+    raise_to,
+    record_of,
+    site_of,
+    visible,
+)
+from tensorladder.vgpu.check.shadow import at_place, part, read_cell
+from tensorladder.vgpu.machine import layout as L
+from tensorladder.vgpu.machine import operands as T
+from tensorladder.vgpu.machine import wgmma as G
+from tensorladder.vgpu.machine.native import helper
+from tensorladder.vgpu.machine.raw import ld32, ld64, st32, st64
+from tensorladder.vgpu.machine.wgmma import FORM_A, FORM_B, FORM_K, FORM_MN_A, FORM_MN_B, FORM_N, FORM_REGISTERS
+
+
+@helper
+def chunk(x, arena, cells, at, size, v, p, epoch, site):
+    """A read of 16 bytes, which a descriptor's chunks always are aligned to."""
+    if at < 0 or at + 16 > size:
+        return
+    cell = cells + X.CELL * (at >> 4)
+    if ld64(cell) < 0:
+        part(x, arena, cell, 0, 16, 0, v, p, epoch, site, 1)
+    else:
+        read_cell(x, arena, cell, v, p, epoch, site, 1)
+
+
+@helper
+def read_tile(x, n, lanes, slot, start, lbo, sbo, swizzle, mn_major, rows, ty, k, base_offset, v, p, epoch, site):
+    """The chunks of a tile (machine.operands.load_tile) are read."""
+    y = ld64(x + X.X_Y) + slot * X.Y_BYTES
+    cells = ld64(y + X.Y_CELLS)
+    arena = y + X.Y_ARENA
+    size = ld64(x + X.X_WINDOW)
+    per = T.chunk_elements(ty)
+    phase = base_offset << 7
+    width = T.span_bytes(swizzle)
+    at_place(x, n, lanes, X.SPACE_SHARED, slot, start, start + 16)
+    if mn_major == 0:
+        for r in range(rows):
+            for c in range(k // per):
+                if swizzle == T.SW_NONE:
+                    at = start + (r >> 3) * sbo + (r & 7) * 16 + c * lbo
+                else:
+                    at = T.swizzled(start + (r >> 3) * sbo + (r & 7) * width + c * 16, swizzle, phase)
+                chunk(x, arena, cells, at, size, v, p, epoch, site)
+        return
+    group = 4 if swizzle == T.SW_128_ATOM32 else 8
+    for i in range(k):
+        for c in range((rows + per - 1) // per):
+            if swizzle == T.SW_NONE:
+                at = start + c * sbo + (i & 7) * 16 + (i >> 3) * lbo
+            else:
+                at = start + c * 16 % width + c * 16 // width * lbo + (i % group) * width + (i // group) * sbo
+                at = T.swizzled(at, swizzle, phase)
+            chunk(x, arena, cells, at, size, v, p, epoch, site)
+
+
+@helper
+def read_descriptor(x, n, lanes, slot, desc, swizzle, mn_major, rows, ty, k, v, p, epoch, site):
+    """The tile that a matrix descriptor names is read."""
+    start = (desc & 0x3FFF) << 4
+    lbo = ((desc >> 16) & 0x3FFF) << 4
+    sbo = ((desc >> 32) & 0x3FFF) << 4
+    base = (desc >> 49) & 7
+    read_tile(x, n, lanes, slot, start, lbo, sbo, swizzle, mn_major, rows, ty, k, base, v, p, epoch, site)
+
+
+# ---------------------------------------------------------------- WGMMA
+@helper
+def warpgroup(x, n):
+    """Number of the first warp of a warp's warpgroup."""
+    in_cta = n % ld64(x + X.X_WARPS)
+    return n - (in_cta & 3)
+
+
+@helper
+def products_of(x, n):
+    """Component of a warpgroup's wgmma operations."""
+    first = warpgroup(x, n)
+    z = record_of(x, first)
+    k = ld64(z + X.Z_WGMMA)
+    if k == 0:
+        warps = ld64(x + X.X_WARPS)
+        k = component(x, X.K_IS_WGMMA, first // warps, first % warps, 0)
+        st64(z + X.Z_WGMMA, k)
+    return k
+
+
+@helper
+def meeting_clocks(x, n, seq):
+    """Clocks (V, P) that the four warps of an operation share: what all of them know."""
+    index = (n // ld64(x + X.X_WARPS)) * ((ld64(x + X.X_WARPS) + 3) // 4) + (n % ld64(x + X.X_WARPS)) // 4
+    return ld64(x + X.X_MEET) + (X.MEETS * index + seq % X.MEETS) * 2 * ld64(x + X.X_CLOCK_BYTES)
+
+
+@helper
+def on_wgmma(x, op, seq, n, lanes, iid):
+    """CHECK_WGMMA: one of the four warps has issued its part; with the fourth, the operands are read."""
+    k = products_of(x, n)
+    z = record_of(x, n)
+    # clocks of an SM's earlier CTAs go on: operations are counted by the component
+    base = ld64(record_of(x, warpgroup(x, n)) + X.Z_WGMMA_BASE)
+    st64(z + X.Z_WGMMA_SEQ, base + seq + 1)
+    clocks = meeting_clocks(x, n, seq)
+    size = ld64(x + X.X_CLOCK_BYTES)
+    issued = ld64(op + G.G_ISSUED)
+    if issued & (issued - 1) == 0:
+        copy(x, clocks, known(x, n))
+        copy(x, clocks + size, visible(x, n))
+    else:
+        meet(x, clocks, known(x, n))
+        meet(x, clocks + size, visible(x, n))
+    if issued != 15:
+        return
+    form = ld64(op + G.G_FORM)
+    epoch = epoch_of(k, base + seq + 1, 0, X.EPOCH_ASYNC)
+    site = site_of(n, iid)
+    slot = n // ld64(x + X.X_WARPS)
+    depth = (form >> FORM_K) & 0x3F
+    if (form >> FORM_REGISTERS) & 1 == 0:
+        desc = ld64(op + G.G_DESC_A)
+        read_descriptor(
+            x, n, lanes, slot, desc, G.swizzle_of(desc), (form >> FORM_MN_A) & 1, 64, (form >> FORM_A) & 0xF, depth,
+            clocks, clocks + size, epoch, site,
+        )  # fmt: skip
+    desc = ld64(op + G.G_DESC_B)
+    read_descriptor(
+        x, n, lanes, slot, desc, G.swizzle_of(desc), (form >> FORM_MN_B) & 1, (form >> FORM_N) & 0x1FF,
+        (form >> FORM_B) & 0xF, depth, clocks, clocks + size, epoch, site,
+    )  # fmt: skip
+
+
+@helper
+def on_wgmma_commit(x, w, n):
+    """CHECK_WGMMA_COMMIT, before the group is closed."""
+    z = record_of(x, n)
+    group = ld64(w + L.W_WGMMA_GROUP)
+    st32(z + X.Z_WGMMA_RING + 4 * (group % X.RING), ld64(z + X.Z_WGMMA_SEQ))
+
+
+@helper
+def on_wgmma_wait(x, n, group):
+    """CHECK_WGMMA_WAIT: what was committed up to a group is done."""
+    k = ld64(record_of(x, warpgroup(x, n)) + X.Z_WGMMA)
+    if k != 0 and group >= 0:
+        seq = ld32(record_of(x, n) + X.Z_WGMMA_RING + 4 * (group % X.RING))
+        raise_to(known(x, n), k, seq)

@@ -1,0 +1,381 @@
+"""Shadow memory: who accessed each byte last, and whether that is ordered before the access that comes.
+
+A cell stands for 16 bytes (in tensor memory: for a column of 16 lanes): the last write and up to three reads since,
+more in a block. A cell that is accessed in part is split into cells of a word or of a byte. Accesses are judged when
+they are issued, so what is found does not hang on when asynchronous effects happen.
+"""
+
+from __future__ import annotations
+
+from tensorladder.vgpu.check import layout as X
+from tensorladder.vgpu.check.clocks import before
+from tensorladder.vgpu.machine.native import helper
+from tensorladder.vgpu.machine.raw import allocate, copy_bytes, fill_bytes, ld32, ld64, st32, st64
+
+_SAME = ~0xFF00  # an epoch without its lane
+_ASYNC, _STRONG, _TENSOR = X.EPOCH_ASYNC, X.EPOCH_STRONG, X.EPOCH_TENSOR
+
+
+# ---------------------------------------------------------------- findings
+@helper
+def found(x, code, site, epoch, other_site, other, a, b):
+    """Record a finding once for each pair of instructions; the place of the access is in the unit's record."""
+    iid = site & 0xFFFFF
+    key = (code * 1000003 + iid) * 1000003 + (other_site & 0xFFFFF)
+    slot = key & (X.HASH_SLOTS - 1)
+    table = ld64(x + X.X_HASH)
+    records = ld64(x + X.X_FINDINGS)
+    while ld64(table + 8 * slot) != 0:
+        f = records + (ld64(table + 8 * slot) - 1) * X.F_BYTES
+        if ld64(f + X.F_CODE) == code and ld64(f + X.F_IID) == iid:  # noqa: SIM102
+            if ld64(f + X.F_OTHER_SITE) & 0xFFFFF == other_site & 0xFFFFF:
+                st64(f + X.F_COUNT, ld64(f + X.F_COUNT) + 1)
+                return
+        slot = (slot + 1) & (X.HASH_SLOTS - 1)
+    n = ld64(x + X.X_NFINDINGS)
+    if n >= X.FINDINGS:
+        st64(x + X.X_OVERFLOW, 1)
+        return
+    st64(x + X.X_NFINDINGS, n + 1)
+    st64(table + 8 * slot, n + 1)
+    f = records + n * X.F_BYTES
+    warp = ld64(x + X.X_WARP)
+    st64(f + X.F_CODE, code)
+    st64(f + X.F_IID, iid)
+    st64(f + X.F_SITE, site | (ld64(x + X.X_LANES) << 32))
+    st64(f + X.F_EPOCH, epoch)
+    st64(f + X.F_OTHER_SITE, other_site)
+    st64(f + X.F_OTHER_EPOCH, other)
+    st64(f + X.F_SPACE, ld64(x + X.X_SPACE))
+    st64(f + X.F_PLACE, ld64(x + X.X_PLACE))
+    st64(f + X.F_LO, ld64(x + X.X_LO))
+    st64(f + X.F_HI, ld64(x + X.X_HI))
+    st64(f + X.F_A, a)
+    st64(f + X.F_B, b)
+    st64(f + X.F_COUNT, 1)
+    y = ld64(x + X.X_Y)
+    warps = ld64(x + X.X_WARPS)
+    st64(f + X.F_LINEAR, ld64(y + warp // warps * X.Y_BYTES + X.Y_LINEAR))
+    st64(
+        f + X.F_OTHER_LINEAR,
+        ld64(y + (other_site >> 20) % (warps * ld64(x + X.X_SLOTS)) // warps * X.Y_BYTES + X.Y_LINEAR),
+    )
+
+
+@helper
+def at_place(x, warp, lanes, space, place, lo, hi):
+    """Note what is accessed next, for findings."""
+    st64(x + X.X_WARP, warp)
+    st64(x + X.X_LANES, lanes)
+    st64(x + X.X_SPACE, space)
+    st64(x + X.X_PLACE, place)
+    st64(x + X.X_LO, lo)
+    st64(x + X.X_HI, hi)
+
+
+# ---------------------------------------------------------------- blocks
+@helper
+def take_block(arena):
+    """A block of an arena."""
+    free = ld64(arena + X.E_FREE)
+    if free != 0:
+        st64(arena + X.E_FREE, ld64(free))
+        return free
+    chunk = ld64(arena + X.E_CHUNK)
+    at = ld64(arena + X.E_AT)
+    if chunk == 0 or at == X.CHUNK_BLOCKS:
+        after = ld64(chunk) if chunk != 0 else ld64(arena + X.E_FIRST)
+        if after == 0:
+            after = allocate(X.BLOCK * (X.CHUNK_BLOCKS + 1))
+            st64(after, 0)
+            st64(chunk if chunk != 0 else arena + X.E_FIRST, after)
+        chunk = after
+        at = 0
+        st64(arena + X.E_CHUNK, chunk)
+    st64(arena + X.E_AT, at + 1)
+    return chunk + X.BLOCK * (at + 1)
+
+
+@helper
+def give_block(arena, block):
+    """Give a block back."""
+    st64(block, ld64(arena + X.E_FREE))
+    st64(arena + X.E_FREE, block)
+
+
+@helper
+def reset_arena(arena):
+    """All blocks are free again."""
+    st64(arena + X.E_FREE, 0)
+    st64(arena + X.E_CHUNK, 0)
+    st64(arena + X.E_AT, 0)
+
+
+# ---------------------------------------------------------------- one cell
+@helper
+def drop_reads(arena, cell):
+    """Forget the reads of a cell."""
+    more = ld64(cell + X.CELL_SET)
+    if more != 0:
+        give_block(arena, more)
+        st64(cell + X.CELL_SET, 0)
+    st64(cell + X.CELL_READ, 0)
+    st64(cell + X.CELL_READ + 8, 0)
+    st64(cell + X.CELL_READ + 16, 0)
+
+
+@helper
+def same(a, b):
+    """Whether two epochs are one but for the lane."""
+    return (a ^ b) & _SAME == 0
+
+
+@helper
+def exempt(a, b):
+    """Whether two unordered accesses are no race: both strong, or tcgen05 operations of one thread, done in order."""
+    return a & b & _STRONG != 0 or (a & b & _TENSOR != 0 and (a ^ b) >> 48 == 0)
+
+
+@helper
+def repeated(cell, w, epoch, site):
+    """Whether an asynchronous write is what another lane of the warp has issued too: the same bytes, twice."""
+    if w & epoch & _ASYNC == 0 or ld32(cell + X.CELL_SITES) != site & 0xFFFFFFFF:
+        return False
+    return (w ^ epoch) & 0xFF00 != 0
+
+
+@helper
+def after_write(x, cell, v, p, epoch, site, shared):
+    """Judge a read after the cell's last write."""
+    w = ld64(cell)
+    if w == 0:
+        if shared != 0:
+            found(x, X.UNINITIALISED, site, epoch, 0, 0, 0, 0)
+        return
+    if not before(x, v, w, shared):
+        if not exempt(w, epoch):
+            found(x, X.RACE_WR, site, epoch, ld32(cell + X.CELL_SITES), w, 0, 0)
+    elif shared == 1 and epoch & _ASYNC and w & _ASYNC == 0 and not before(x, p, w, shared):
+        found(x, X.PROXY, site, epoch, ld32(cell + X.CELL_SITES), w, 0, 0)
+
+
+@helper
+def keep_more(x, arena, cell, v, epoch, site, shared):
+    """Keep a read beside three that are not ordered before it."""
+    if shared == 0:  # two of them are other CTAs' anyway, which any write will collide with
+        return
+    block = ld64(cell + X.CELL_SET)
+    if block == 0:
+        block = take_block(arena)
+        st64(block, 0)
+        st64(cell + X.CELL_SET, block)
+    count = ld64(block)
+    for k in range(count):
+        at = block + 16 * (k + 1)
+        if (ld64(at) ^ epoch) >> 48 == 0 or before(x, v, ld64(at), shared):
+            st64(at, epoch)
+            st64(at + 8, site)
+            return
+    if count >= X.SET_MOST:
+        count = X.SET_MOST - 1
+    st64(block, count + 1)
+    st64(block + 16 * (count + 1), epoch)
+    st64(block + 16 * (count + 1) + 8, site)
+
+
+@helper
+def read_cell(x, arena, cell, v, p, epoch, site, shared):
+    """A read of what a whole cell stands for."""
+    a = ld64(cell + X.CELL_READ)
+    b = ld64(cell + X.CELL_READ + 8)
+    c = ld64(cell + X.CELL_READ + 16)
+    if same(a, epoch) or same(b, epoch) or same(c, epoch):
+        return
+    after_write(x, cell, v, p, epoch, site, shared)
+    k = 3
+    if a == 0 or (a ^ epoch) >> 48 == 0 or before(x, v, a, shared):
+        k = 0
+    elif b == 0 or (b ^ epoch) >> 48 == 0 or before(x, v, b, shared):
+        k = 1
+    elif c == 0 or (c ^ epoch) >> 48 == 0 or before(x, v, c, shared):
+        k = 2
+    if k == 3:
+        keep_more(x, arena, cell, v, epoch, site, shared)
+        return
+    st64(cell + X.CELL_READ + 8 * k, epoch)
+    st32(cell + X.CELL_SITES + 4 + 4 * k, site)
+
+
+@helper
+def after_read(x, v, epoch, site, r, read_site, shared):
+    """Judge a write after a read."""
+    if r == 0 or before(x, v, r, shared) or exempt(r, epoch):
+        return
+    found(x, X.RACE_RW, site, epoch, read_site, r, 0, 0)
+
+
+@helper
+def write_cell(x, arena, cell, v, p, epoch, site, shared):
+    """A write of what a whole cell stands for."""
+    w = ld64(cell)
+    a = ld64(cell + X.CELL_READ)
+    if a == 0 and epoch & _ASYNC == 0 and same(w, epoch):
+        return
+    if w != 0:
+        if not before(x, v, w, shared):
+            if not exempt(w, epoch) and not repeated(cell, w, epoch, site):
+                found(x, X.RACE_WW, site, epoch, ld32(cell + X.CELL_SITES), w, 0, 0)
+        elif shared == 1 and epoch & _ASYNC and w & _ASYNC == 0 and not before(x, p, w, shared):
+            found(x, X.PROXY_WRITE, site, epoch, ld32(cell + X.CELL_SITES), w, 0, 0)
+    if a != 0:
+        after_read(x, v, epoch, site, a, ld32(cell + X.CELL_SITES + 4), shared)
+        after_read(x, v, epoch, site, ld64(cell + X.CELL_READ + 8), ld32(cell + X.CELL_SITES + 8), shared)
+        after_read(x, v, epoch, site, ld64(cell + X.CELL_READ + 16), ld32(cell + X.CELL_SITES + 12), shared)
+        more = ld64(cell + X.CELL_SET)
+        if more != 0:
+            for k in range(ld64(more)):
+                after_read(x, v, epoch, site, ld64(more + 16 * (k + 1)), ld64(more + 16 * (k + 1) + 8), shared)
+        drop_reads(arena, cell)
+    st64(cell, epoch)
+    st32(cell + X.CELL_SITES, site)
+
+
+# ---------------------------------------------------------------- split cells
+@helper
+def copy_cell(arena, dst, src):
+    """Copy a cell with a set of its own."""
+    copy_bytes(dst, src, X.CELL)
+    more = ld64(src + X.CELL_SET)
+    if more != 0:
+        block = take_block(arena)
+        copy_bytes(block, more, X.BLOCK)
+        st64(dst + X.CELL_SET, block)
+
+
+@helper
+def split(arena, cell, level):
+    """Split a whole cell into cells of a word (LEVEL_WORDS) or a byte each; gives their block."""
+    block = take_block(arena)
+    step = 4 if level == X.LEVEL_WORDS else 1
+    for k in range(0, 16, step):
+        copy_cell(arena, block + X.CELL * k, cell)
+    drop_reads(arena, cell)
+    st64(cell, -1)
+    st64(cell + X.CELL_READ, block)
+    st64(cell + X.CELL_READ + 8, level)
+    return block
+
+
+@helper
+def refine(arena, cell, block):
+    """From words to bytes."""
+    for word in range(0, 16, 4):
+        for k in range(1, 4):
+            copy_cell(arena, block + X.CELL * (word + k), block + X.CELL * word)
+    st64(cell + X.CELL_READ + 8, X.LEVEL_BYTES)
+
+
+@helper
+def unite(arena, cell, block, step):
+    """After a write of all of it a cell is whole again."""
+    for k in range(0, 16, step):
+        drop_reads(arena, block + X.CELL * k)
+    fill_bytes(cell, 0, X.CELL)
+    give_block(arena, block)
+
+
+@helper
+def part(x, arena, cell, a, b, write, v, p, epoch, site, shared):
+    """An access of bytes [a, b) of a cell."""
+    whole = a == 0 and b == 16
+    if ld64(cell) >= 0:
+        block = split(arena, cell, X.LEVEL_WORDS if (a | b) & 3 == 0 else X.LEVEL_BYTES)
+    else:
+        block = ld64(cell + X.CELL_READ)
+    if ld64(cell + X.CELL_READ + 8) == X.LEVEL_WORDS and (a | b) & 3 != 0:
+        refine(arena, cell, block)
+    step = 4 if ld64(cell + X.CELL_READ + 8) == X.LEVEL_WORDS else 1
+    for k in range(a, b, step):
+        if write != 0:
+            write_cell(x, arena, block + X.CELL * k, v, p, epoch, site, shared)
+        else:
+            read_cell(x, arena, block + X.CELL * k, v, p, epoch, site, shared)
+    if whole and write != 0:
+        unite(arena, cell, block, step)
+        st64(cell, epoch)
+        st32(cell + X.CELL_SITES, site)
+
+
+@helper
+def touch(x, arena, cells, lo, hi, write, v, p, epoch, site, shared):
+    """An access of bytes [lo, hi) of a place whose cells begin at `cells`; shared: 1 shared, 0 global memory."""
+    g = lo >> 4
+    last = (hi - 1) >> 4
+    while g <= last:
+        cell = cells + X.CELL * g
+        a = lo - 16 * g if lo > 16 * g else 0
+        b = hi - 16 * g if hi < 16 * g + 16 else 16
+        if b - a < 16 or ld64(cell) < 0:
+            part(x, arena, cell, a, b, write, v, p, epoch, site, shared)
+        elif write != 0:
+            write_cell(x, arena, cell, v, p, epoch, site, shared)
+        else:
+            read_cell(x, arena, cell, v, p, epoch, site, shared)
+        g += 1
+
+
+# ---------------------------------------------------------------- places
+@helper
+def shared_place(x, host):
+    """(slot, offset) of a host address in a window, as slot << 32 | offset; -1 elsewhere."""
+    from_start = host - ld64(x + X.X_SHARED)
+    if from_start < 0:
+        return -1
+    slot = from_start // ld64(x + X.X_STRIDE)
+    if slot >= ld64(x + X.X_SLOTS):
+        return -1
+    return (slot << 32) | (from_start - slot * ld64(x + X.X_STRIDE))
+
+
+@helper
+def touch_shared(x, n, lanes, slot, lo, hi, write, v, p, epoch, site):
+    """An access of a window."""
+    y = ld64(x + X.X_Y) + slot * X.Y_BYTES
+    at_place(x, n, lanes, X.SPACE_SHARED, slot, lo, hi)
+    touch(x, y + X.Y_ARENA, ld64(y + X.Y_CELLS), lo, hi, write, v, p, epoch, site, 1)
+
+
+@helper
+def range_row(x, address):
+    """Row of the table of global allocations that an address lies in, 0 for none."""
+    row = ld64(x + X.X_RANGE)
+    if row != 0 and address >= ld64(row) and address < ld64(row + 8):
+        return row
+    table = ld64(x + X.X_RANGES)
+    a = 0
+    b = ld64(x + X.X_NRANGES)
+    while a < b:
+        mid = (a + b) >> 1
+        if ld64(table + 24 * mid) <= address:
+            a = mid + 1
+        else:
+            b = mid
+    if a == 0:
+        return 0
+    row = table + 24 * (a - 1)
+    if address >= ld64(row + 8):
+        return 0
+    st64(x + X.X_RANGE, row)
+    return row
+
+
+@helper
+def touch_global(x, n, lanes, address, size, write, v, p, epoch, site):
+    """An access of global memory; what is read-only, or not global after all (local memory), is left alone."""
+    row = range_row(x, address)
+    if row == 0 or ld64(row + 16) == 0:
+        return
+    # cells stand for 16 bytes of the address, whatever the allocation's alignment
+    start = ld64(row) & ~15
+    at_place(x, n, lanes, X.SPACE_GLOBAL, ld64(row), address - ld64(row), address + size - ld64(row))
+    touch(x, x + X.X_ARENA, ld64(row + 16), address - start, address + size - start, write, v, p, epoch, site, 0)

@@ -1,0 +1,266 @@
+"""Findings in a person's words: both accesses, the order that is missing, the usual fix."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tensorladder.core.findings import Finding, Verdict, Where
+from tensorladder.vgpu.check import layout as X
+
+if TYPE_CHECKING:
+    from tensorladder.vgpu.check.engine import Watch
+
+_SPACES = {X.SPACE_GLOBAL: "global", X.SPACE_SHARED: "shared", X.SPACE_TMEM: "tensor memory"}
+#: components whose accesses are asynchronous
+_ASYNC = {X.K_IS_MBARRIER, X.K_IS_CP, X.K_IS_BULK_READ, X.K_IS_BULK, X.K_IS_WGMMA, X.K_IS_TC, X.K_IS_ST}
+#: what was not waited for, and what does so, by component of the earlier access
+_EDGES = {
+    X.K_IS_WARP: (
+        "no barrier orders it before",
+        "put a barrier between them: bar.sync (__syncthreads), or an mbarrier that one arrives at and the other "
+        "waits for",
+    ),
+    X.K_IS_CP: (
+        "no cp.async.wait_group by its warp, handed on by a barrier, comes before",
+        "cp.async.wait_group in every warp that copies, then bar.sync, before the data is used",
+    ),
+    X.K_IS_BULK_READ: (
+        "its source may not have been read: no cp.async.bulk.wait_group.read by the thread that issued it, handed on "
+        "by a barrier, comes before",
+        "cp.async.bulk.commit_group and wait_group.read in the thread that issues the store, then a barrier, before "
+        "the buffer is used again",
+    ),
+    X.K_IS_BULK: (
+        "it may not be complete: no cp.async.bulk.wait_group (without .read) by the thread that issued it comes before",
+        "cp.async.bulk.wait_group 0 in the thread that issues the store before what it wrote is used",
+    ),
+    X.K_IS_WGMMA: (
+        "it may still read its operands: no wgmma.wait_group for it, handed on by an arrival or a barrier, comes "
+        "before",
+        "wgmma.commit_group and wgmma.wait_group in the warpgroup, then its arrival at the slot's barrier, before the "
+        "slot is filled again; every warpgroup that reads a slot has to arrive",
+    ),
+    X.K_IS_TC: (
+        "it may still be running: no tcgen05.commit of its thread to an mbarrier that was waited for comes before",
+        "tcgen05.commit by the thread that issued the operation, and a wait for that mbarrier's phase",
+    ),
+    X.K_IS_ST: (
+        "it may still be on its way: no tcgen05.wait::st by its warp comes before",
+        "tcgen05.wait::st.sync.aligned after the stores",
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Access:
+    """One of a finding's two accesses: where, and what component shows when it is over."""
+
+    where: Where
+    kind: int
+    number: int  # of the mbarrier
+    clock: int
+
+
+class Reader:
+    """Reads the records of one unit's findings."""
+
+    def __init__(self, watch: Watch):
+        self.watch = watch
+        self.low, self.compiled = watch.run.compiled.low, watch.run.compiled
+        self.starts = self._starts()
+
+    def _starts(self) -> dict[int, list[tuple[int, int]]]:
+        """(clock, CTA) of the CTAs that ran in each slot, in order."""
+        import numpy as np
+
+        words = self.watch.words
+        count = words[X.X_NSTARTED]
+        log = self.watch._view(words[X.X_STARTED], 3 * max(count, 1)).reshape(-1, 3)[:count]
+        found: dict[int, list[tuple[int, int]]] = {}
+        for slot, clock, linear in np.asarray(log).tolist():
+            found.setdefault(slot, []).append((clock, linear))
+        return found
+
+    def line(self, iid: int) -> tuple[str, int | None, str | None, int | None]:
+        """(instruction, PTX line, file, line) by number."""
+        text, ptx, file, row, _ = self.low.lines[iid] if 0 <= iid < len(self.low.lines) else ("", 0, 0, 0, 0)
+        name = self.compiled.files.get(file)
+        return text, ptx or None, name or None, (row or None) if name else None
+
+    def coordinates(self, linear: int) -> tuple[int, int, int]:
+        """Coordinates of a CTA."""
+        gx, gy, _ = self.watch.run.launch.grid
+        return linear % gx, linear // gx % gy, linear // (gx * gy)
+
+    def where(self, site: int, linear: int, lanes: int | None, space: str | None, place) -> Where:
+        text, ptx, file, row = self.line(site & 0xFFFFF)
+        warp = (site >> 20) % self.watch.warps
+        return Where(text, file, row, ptx, self.low.name, self.coordinates(linear), warp, lanes, space, place)
+
+    def access(self, epoch: int, where: Where) -> Access:
+        k = (epoch >> 48) - 1
+        kind, _, number, _ = self.watch.component(k) if k >= 0 else (X.K_IS_WARP, 0, 0, 0)
+        clock = epoch >> 16 & 0xFFFFFFFF
+        return Access(where, kind, number, clock)
+
+    def earlier_cta(self, epoch: int, linear: int) -> int:
+        """CTA of an access in global memory, perhaps one that has ended since."""
+        k = (epoch >> 48) - 1
+        kind, slot, _, _ = self.watch.component(k) if k >= 0 else (0, 0, 0, 0)
+        log = self.starts.get(slot, [])
+        if kind != X.K_IS_WARP or not log:
+            return linear
+        at = bisect.bisect_right([clock for clock, _ in log], epoch >> 16 & 0xFFFFFFFF) - 1
+        return log[max(at, 0)][1]
+
+    def barrier(self, number: int) -> str:
+        """An mbarrier's name."""
+        return f"the mbarrier at shared+{self.watch.barrier_offset(number):#x}"
+
+    def phase(self, access: Access) -> str:
+        """The phase of an mbarrier that an asynchronous operation completes with."""
+        phase = access.clock - 1 - self.watch.barrier_base(access.number)
+        if phase < 0:  # another CTA's barrier is there by now
+            return f"a phase of {self.barrier(access.number)}"
+        return f"phase {phase} (parity {phase & 1}) of {self.barrier(access.number)}"
+
+
+def findings_of(watch: Watch) -> Iterator[Finding]:
+    """The findings of one unit."""
+    reader = Reader(watch)
+    for row in watch.records().tolist():
+        yield _finding(reader, row)
+    if watch.words[X.X_OVERFLOW]:
+        yield Finding("unsupported", "the checker's tables were full: findings may be missing",
+                      Where(kernel=reader.low.name))  # fmt: skip
+
+
+def _finding(reader: Reader, row: list[int]) -> Finding:
+    field = {name: row[at // 8] for name, at in _FIELDS.items()}
+    code = field["code"]
+    lanes = field["site"] >> 32 & 0xFFFFFFFF
+    space = _SPACES.get(field["space"])
+    place = (field["lo"], field["hi"]) if field["hi"] > field["lo"] else None
+    here = reader.where(field["site"] & 0xFFFFFFFF, field["linear"], lanes, space, place)
+    other = None
+    if field["other_epoch"] or field["other_site"]:
+        linear = field["other_linear"]
+        if field["space"] == X.SPACE_GLOBAL:
+            linear = reader.earlier_cta(field["other_epoch"], linear)
+        other = reader.where(field["other_site"] & 0xFFFFFFFF, linear, None, space, None)
+    if code in (X.RACE_WW, X.RACE_WR, X.RACE_RW):
+        assert other is not None
+        return _race(reader, code, field, here, other)
+    kind, verdict, message, fix = _TEXTS[code]
+    a, b = field["a"], field["b"]
+    if code == X.TX_LEFT and a < 0:
+        verdict = Verdict.ERROR
+    barrier = f"the mbarrier at shared+{field['lo']:#x}"
+    text = message.format(a=a, b=b, barrier=barrier, space=space, here=here.what, other=other.what if other else "")
+    return Finding(kind, text, here, other, fix, verdict)
+
+
+def _race(reader: Reader, code: int, field: dict[str, int], here: Where, other: Where) -> Finding:
+    """Two accesses with no order between them."""
+    earlier = reader.access(field["other_epoch"], other)
+    now = reader.access(field["epoch"], here)
+    did = "reads" if code == X.RACE_RW else "writes"
+    does = "reads" if code == X.RACE_WR else "writes"
+    if earlier.kind == X.K_IS_MBARRIER:
+        edge = f"it is complete with {reader.phase(earlier)}, which nothing waited for before"
+        fix = "wait for that phase of the mbarrier (mbarrier.try_wait.parity) before the data is used"
+    else:
+        edge, fix = _EDGES[earlier.kind]
+    what = {X.SPACE_GLOBAL: "global memory", X.SPACE_SHARED: "shared memory"}.get(field["space"], "tensor memory")
+    if field["space"] == X.SPACE_GLOBAL and here.cta != other.cta:
+        edge = "nothing orders the two CTAs: no release and acquire through global memory comes before"
+        fix = "give each CTA its own bytes, use atomics, or order them with fence.acq_rel.gpu and an atomic flag"
+    message = (
+        f"{here.what} {does} {what} that {other.what or 'an access'} of {_who(other, here)} {did}: {edge} this access"
+    )
+    return Finding(_race_kind(code, earlier, now), message, here, other, fix)
+
+
+def _race_kind(code: int, earlier: Access, now: Access) -> str:
+    if code == X.RACE_WR:
+        return "missing-wait" if earlier.kind in _ASYNC else "race"
+    if earlier.kind in _ASYNC or now.kind in _ASYNC:
+        return "slot-reuse"
+    return "race"
+
+
+def _who(other: Where, here: Where) -> str:
+    """The other access's warp, and its CTA where that is another one."""
+    return f"warp {other.warp}" + (f" of CTA {other.cta}" if other.cta != here.cta else "")
+
+
+_FIELDS = {
+    "code": X.F_CODE, "iid": X.F_IID, "site": X.F_SITE, "epoch": X.F_EPOCH, "other_site": X.F_OTHER_SITE,
+    "other_epoch": X.F_OTHER_EPOCH, "space": X.F_SPACE, "place": X.F_PLACE, "lo": X.F_LO, "hi": X.F_HI,
+    "a": X.F_A, "b": X.F_B, "count": X.F_COUNT, "linear": X.F_LINEAR, "other_linear": X.F_OTHER_LINEAR,
+}  # fmt: skip
+
+_PROXY_FIX = (
+    "fence.proxy.async.shared::cta by every thread that wrote, after its writes and before the barrier that hands "
+    "the data on"
+)
+#: (kind, verdict, message, fix) of what is not simply two accesses
+_TEXTS: dict[int, tuple[str, Verdict | None, str, str]] = {
+    X.PROXY: (
+        "missing-proxy-fence", None,
+        "{here} reads through the async proxy what {other} wrote through the generic proxy: no fence.proxy.async by "
+        "the writing threads comes between the write and the barrier that hands it on", _PROXY_FIX,
+    ),
+    X.PROXY_WRITE: (
+        "missing-proxy-fence", Verdict.REVIEW,
+        "{here} overwrites through the async proxy what {other} wrote through the generic proxy, with no "
+        "fence.proxy.async between: the two writes may land in either order", _PROXY_FIX,
+    ),
+    X.UNINITIALISED: (
+        "uninitialised", None, "{here} reads {space} memory that nothing has written",
+        "write it first; a stage that a copy has yet to fill wants a wait",
+    ),
+    X.BARRIER_NOT_VISIBLE: (
+        "barrier-init", None,
+        "{here} uses {barrier}, whose mbarrier.init nothing orders before it",
+        "after mbarrier.init: fence.mbarrier_init, then bar.sync; where other CTAs of the cluster use it, "
+        "barrier.cluster.arrive and .wait",
+    ),
+    X.BARRIER_NOT_FENCED: (
+        "barrier-init", Verdict.REVIEW,
+        "{here} lets an asynchronous operation use {barrier}: its initialising thread executed no "
+        "fence.mbarrier_init and no fence.proxy.async after mbarrier.init",
+        "fence.mbarrier_init.release.cluster (or fence.proxy.async) after mbarrier.init, before the barrier that "
+        "follows",
+    ),
+    X.BARRIER_TWICE: (
+        "barrier-init", None, "{here} initialises {barrier}, which is initialised already and was not invalidated",
+        "initialise each mbarrier once, by one thread",
+    ),
+    X.PHASE_ALIAS: (
+        "barrier-phase", Verdict.REVIEW,
+        "a warp waits on {barrier} (phase {a}) and nothing keeps the next phase from completing before it looks: if "
+        "it is late it misses two flips and waits for ever",
+        "let every warp that waits for a phase take part in what completes the next one, or let one warp wait and "
+        "hand on by a barrier",
+    ),
+    X.TX_LEFT: (
+        "barrier-count", Verdict.REVIEW,
+        "the CTA ends while {barrier} still counts {a} bytes: what expect_tx announced and what the copies brought "
+        "differ, or copies are still on their way",
+        "expect_tx exactly the bytes of the copies of each phase, and wait for the last phase",
+    ),
+    X.ARRIVALS_LEFT: (
+        "barrier-count", Verdict.REVIEW,
+        "the CTA ends in the middle of a phase of {barrier}: {a} of {b} arrivals have come, the last one here",
+        "initialise the mbarrier with the arrivals that each phase gets",
+    ),
+    X.STORE_AT_EXIT: (
+        "missing-wait", None,
+        "the CTA ends while {here} may still read its shared memory: no cp.async.bulk.wait_group.read by its thread",
+        "cp.async.bulk.commit_group and wait_group.read 0 in the thread that issued the store before it exits",
+    ),
+}  # fmt: skip

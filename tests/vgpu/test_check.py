@@ -1,0 +1,145 @@
+"""The hazard checker on small kernels: each broken one is flagged with its kind, each repaired twin is clean."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("llvmlite")
+
+from tensorladder import vgpu
+from tensorladder.core.findings import Report, Verdict
+
+HEAD = """.version 8.6
+.target sm_90a
+.address_size 64
+.visible .entry kernel(.param .u64 out)
+{
+.reg .b32 %r<32>; .reg .b64 %rd<16>; .reg .pred %p<8>;
+.shared .align 128 .b8 buf[4096];
+.shared .align 8 .b8 bar[64];
+mov.u32 %r0, %tid.x; shl.b32 %r1, %r0, 2; mov.u32 %r2, buf; add.u32 %r3, %r2, %r1; mov.u32 %r10, bar;
+setp.eq.u32 %p0, %r0, 0; ld.param.u64 %rd0, [out]; cvt.u64.u32 %rd1, %r1; add.u64 %rd1, %rd1, %rd0;
+"""
+
+
+def check(body: str, block: int = 64, grid: int = 1, policy: str = "eager", cluster: int = 1) -> Report:
+    """%r3: the thread's word in buf; %r2: buf; %r10: bar; %rd0: out; %rd1: the thread's word there; %p0: thread 0."""
+    out = np.zeros(4096, np.uint32)
+    text = HEAD + body + "\nret;\n}\n"
+    return vgpu.check(text, "kernel", grid, block, [out], policy=policy, cluster=cluster, timeout=60)
+
+
+def kinds(report: Report) -> set[str]:
+    return {f.kind for f in report.findings}
+
+
+def errors(report: Report) -> set[str]:
+    return {f.kind for f in report.findings if f.severity is Verdict.ERROR}
+
+
+MINE = "st.shared.u32 [%r3], %r0;"
+OTHERS = "xor.b32 %r4, %r1, 128; add.u32 %r4, %r4, %r2; ld.shared.u32 %r5, [%r4];"  # of the other warp
+OUT = "st.global.u32 [%rd1], %r5;"
+SYNC = "bar.sync 0;"
+INIT = "@%p0 mbarrier.init.shared.b64 [%r10], {count};"
+ARRIVE = "mbarrier.arrive.shared.b64 _, [%r10];"
+WAIT = "W{n}: mbarrier.try_wait.parity.shared.b64 %p1, [%r10], {parity}; @!%p1 bra W{n};"
+FILL = """@%p0 mbarrier.arrive.expect_tx.shared.b64 _, [%r10], 256;
+    @%p0 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r2], [%rd0], 256, [%r10];"""
+FENCE = "fence.proxy.async.shared::cta;"
+STORE = """@%p0 add.u64 %rd2, %rd0, 1024;
+    @%p0 cp.async.bulk.global.shared::cta.bulk_group [%rd2], [%r2], 256; @%p0 cp.async.bulk.commit_group;"""
+READ = "@%p0 cp.async.bulk.wait_group.read 0;"
+COPY = "cp.async.ca.shared.global [%r3], [%rd1], 4; cp.async.commit_group;"
+COPIED = "cp.async.wait_group 0;"
+
+
+def init(count: int) -> str:
+    return INIT.format(count=count) + SYNC
+
+
+def wait(parity: int, n: int = 0) -> str:
+    return WAIT.format(parity=parity, n=n)
+
+
+# (what is wrong, broken body, kind, repaired body)
+CASES = [
+    ("no barrier", MINE + OTHERS + OUT, "race", MINE + SYNC + OTHERS + OUT),
+    ("no barrier before the next write", MINE + SYNC + OTHERS + MINE + OUT, "race",
+     MINE + SYNC + OTHERS + SYNC + MINE + OUT),
+    ("an arrival that nobody waits for", init(64) + MINE + ARRIVE + OTHERS + OUT, "race",
+     init(64) + MINE + ARRIVE + wait(0) + OTHERS + OUT),
+    ("the wrong parity", init(64) + MINE + ARRIVE + wait(1) + OTHERS + OUT, "race",
+     init(64) + MINE + ARRIVE + wait(0) + OTHERS + OUT),
+    ("no barrier after the initialisation", INIT.format(count=64) + ARRIVE + wait(0), "barrier-init",
+     init(64) + ARRIVE + wait(0)),
+    ("initialised twice", init(64) + INIT.format(count=64) + SYNC + ARRIVE + wait(0), "barrier-init",
+     init(64) + ARRIVE + wait(0)),
+    ("a copy not waited for", init(1) + FILL + OTHERS + OUT, "missing-wait", init(1) + FILL + wait(0) + OTHERS + OUT),
+    # seen as the one or the other, by which of the two comes first
+    ("a slot filled while it is read", init(1) + MINE + SYNC + OTHERS + FILL + wait(0) + OUT, "slot-reuse missing-wait",
+     init(1) + MINE + SYNC + OTHERS + FENCE + SYNC + FILL + wait(0) + OUT),
+    ("no proxy fence", MINE + SYNC + STORE + READ, "missing-proxy-fence", MINE + FENCE + SYNC + STORE + READ),
+    ("the fence behind the barrier", MINE + SYNC + FENCE + STORE + READ, "missing-proxy-fence",
+     MINE + FENCE + SYNC + STORE + READ),
+    ("the fence of one thread alone", MINE + "@%p0 " + FENCE + SYNC + STORE + READ, "missing-proxy-fence",
+     MINE + FENCE + SYNC + STORE + READ),
+    ("a buffer that a store reads", MINE + FENCE + SYNC + STORE + SYNC + MINE + READ, "slot-reuse",
+     MINE + FENCE + SYNC + STORE + READ + SYNC + MINE),
+    ("the exit while a store reads", MINE + FENCE + SYNC + STORE, "missing-wait", MINE + FENCE + SYNC + STORE + READ),
+    ("cp.async with no wait", COPY + SYNC + OTHERS + OUT + COPIED, "missing-wait", COPY + COPIED + SYNC + OTHERS + OUT),
+    ("cp.async with no barrier", COPY + COPIED + OTHERS + OUT, "missing-wait", COPY + COPIED + SYNC + OTHERS + OUT),
+    ("one arrival too few", init(65) + ARRIVE + wait(0), "deadlock", init(64) + ARRIVE + wait(0)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("broken", "kind", "repaired"), [pytest.param(*c[1:], id=c[0]) for c in CASES])
+def test_broken_kernels_are_flagged_and_their_twins_are_clean(broken, kind, repaired) -> None:
+    """Whatever schedule is run: what is found does not hang on it."""
+    for policy in ("eager", "lazy", "random:5"):
+        assert errors(check(broken, policy=policy)).intersection(kind.split()), policy
+        report = check(repaired, policy=policy)
+        assert not errors(report), "\n".join(map(str, report.findings))
+
+
+def test_both_accesses_are_named_with_their_bytes_and_a_fix() -> None:
+    (first, *_) = [f for f in check(MINE + "bar.sync 0;" + OTHERS + MINE).findings if f.kind == "race"]
+    assert first.other is not None and first.fix
+    assert {first.where.warp, first.other.warp} == {0, 1}
+    assert first.where.space == "shared" and first.where.bytes in ((1024, 1152), (1152, 1280))
+    assert first.where.ptx_line and first.where.kernel == "kernel" and first.where.cta == (0, 0, 0)
+
+
+def test_bytes_are_told_apart() -> None:
+    """Threads of two warps write neighbouring bytes of the same words."""
+    body = """cvt.u16.u32 %rs, %r0; and.b32 %r4, %r0, 31; shl.b32 %r4, %r4, 1; {}
+        add.u32 %r4, %r4, %r2; st.shared.u8 [%r4], %rs;"""
+    apart = "shr.u32 %r6, %r0, 5; add.u32 %r4, %r4, %r6;"
+    declared = ".reg .b16 %rs; "
+    assert check(declared + body.format(apart)).verdict is Verdict.CLEAN
+    assert errors(check(declared + body.format(""))) == {"race"}
+
+
+def test_ctas_may_not_write_the_same_global_bytes() -> None:
+    same = "@%p0 st.global.u32 [%rd0], %r0;"
+    own = "mov.u32 %r6, %ctaid.x; mul.wide.u32 %rd3, %r6, 4; add.u64 %rd3, %rd3, %rd0; @%p0 st.global.u32 [%rd3], %r0;"
+    assert errors(check(same, grid=2)) == {"race"}
+    assert check(own, grid=2).verdict is Verdict.CLEAN
+    assert check("@%p0 red.global.add.u32 [%rd0], 1;", grid=2).verdict is Verdict.CLEAN
+
+
+def test_order_through_a_flag_in_global_memory_counts_only_with_its_fences() -> None:
+    first = """mov.u32 %r6, %ctaid.x; setp.eq.u32 %p2, %r6, 0; add.u64 %rd3, %rd0, 512; @!%p2 bra SECOND;
+        @%p0 st.global.u32 [%rd0], 7; {fence} @%p0 st.relaxed.gpu.global.u32 [%rd3], 1; bra OUT;
+        SECOND: @!%p0 bra OUT;
+        SPIN: ld.acquire.gpu.global.u32 %r7, [%rd3]; setp.eq.u32 %p3, %r7, 0; @%p3 bra SPIN;
+        ld.global.u32 %r5, [%rd0]; OUT:"""
+    assert check(first.format(fence="fence.acq_rel.gpu;"), grid=2, policy="random:1").verdict is Verdict.CLEAN
+    assert errors(check(first.format(fence=""), grid=2)) == {"race"}
+
+
+def test_what_is_left_of_a_phase_is_for_review() -> None:
+    report = check(init(63) + ARRIVE + wait(0))
+    assert report.verdict is Verdict.REVIEW and kinds(report) == {"barrier-count"}
+    assert "1 of 63 arrivals" in report.findings[0].message
