@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import statistics
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -314,6 +315,37 @@ def main() -> int:
     except TensorladderError as error:
         print(f"benchmarks.topk_indexer: {error}", file=sys.stderr)
         return error.exit_code
+
+
+# ------------------------------------------------------------------------------------------------------------- tables
+
+
+def means(records: list[bench.Record]) -> Iterator[str]:
+    """A row a part and baseline: the geometric mean of its time over ours, the worst and the best."""
+    yield "| part | against | shapes | geometric mean | worst | best | exact |"
+    yield "|---|---|---|---|---|---|---|"
+    for part, baseline in dict.fromkeys((r["part"], r["baseline"]) for r in records):
+        rows = [r for r in records if (r["part"], r["baseline"]) == (part, baseline) and r["ok"]]
+        ratios = [r["ratio"] for r in rows]
+        right = "yes" if all(r["baseline_ok"] for r in rows) else "no"
+        yield (
+            f"| {part} | {baseline} | {len(rows)} | **{statistics.geometric_mean(ratios):.2f}** | {min(ratios):.2f} | "
+            f"{max(ratios):.2f} | {right} |"
+        )
+
+
+def shapes(records: list[bench.Record]) -> Iterator[str]:
+    """A row a shape: our times, what the cache was read with, and the baselines'."""
+    pairs = list(dict.fromkeys((r["part"], r["baseline"]) for r in records))
+    yield f"| queries, tokens | us | scores | GB/s | choice | {' | '.join(f'{part}: {who}' for part, who in pairs)} |"
+    yield "|---" * (5 + len(pairs)) + "|"
+    for shape in dict.fromkeys(tuple(r["shape"]) for r in records):
+        mine = {(r["part"], r["baseline"]): r for r in records if tuple(r["shape"]) == shape}
+        parts = {part: r for (part, _), r in mine.items()}
+        whole, scores, chosen = (parts[part] for part in ("whole", "scores", "choice"))
+        ours = f"{whole['median_us']:.1f} | {scores['median_us']:.1f} | {scores['cache_gb_s']:.0f}"
+        theirs = " | ".join(f"{mine[pair]['baseline_us']:.1f}" if pair in mine else "" for pair in pairs)
+        yield f"| {shape[0]}, {shape[1] * PAGE} | {ours} | {chosen['median_us']:.1f} | {theirs} |"
 
 
 def _line(r: bench.Record) -> str:

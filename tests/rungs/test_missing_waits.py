@@ -42,6 +42,7 @@ cute.arch.cp_async_bulk_wait_group(0, read=True)
 V_MASK = "commit(acc_full, BOTH"
 V_COUNT = "mbarrier_init(empty + stage, CONSUMERS)"
 V_LAST_STORE = "cute.arch.cp_async_bulk_wait_group(0, read=True)\n"
+PARTS = {"sm_count": 3, "pages_per_cta": 4}
 ONE_SM, TWO_SMS = {"sm_count": 1}, {"sm_count": 2}
 
 # (what is missing, rung, text, what stands there instead, shape, knobs, policy)
@@ -74,6 +75,13 @@ CASES = [
     ("a commit of the other consumer", "v9-two-consumers", V_COUNT, "mbarrier_init(empty + stage, 1)", (512, 256, 512),
      {}, "eager"),
     ("factors of the stage", "d4-block-scaled", "read.index, columns_B", "0, columns_B", (256, 128, 512), {}, "eager"),
+    ("sums not yet there", "fused-topk-indexer-wgmma", "warpgroup.wait_group(0)\n", GONE, (1, 4, 64), {}, "lazy"),
+    ("stages of its own", "fused-topk-indexer-wgmma", "config.stages % GROUPS == 0", "True", (5, 9, 64),
+     {"stages": 3, **PARTS}, "random:1"),
+    ("scales not yet read", "fused-topk-indexer-tcgen05", "1 + EPILOGUE_WARPS", "1", (1, 40, 64),
+     {"stages": 2, "sm_count": 1, "pages_per_cta": 40, "ctas_per_sm": 1}, "random:2"),
+    ("sums not yet read", "fused-topk-indexer-tcgen05", "sums.producer_acquire(write)\n", GONE, (5, 9, 64),
+     {"accumulators": 1, **PARTS}, "eager"),
 ]  # fmt: skip
 
 
