@@ -92,13 +92,17 @@ def splits_for(rows: int, tiles: int, most: int, sm_count: int) -> int:
 
 
 def arrays(rung: Rung, shape: tuple[int, ...], dtype: str) -> list[cute.Tensor]:
-    """Stand-ins for the problem's arrays, in order. UsageError for more rows or pages than kernels can count."""
+    """Stand-ins for the problem's arrays, in order; the number of pages is a symbol, a cache may have any.
+
+    UsageError for more rows or pages than kernels can count.
+    """
     rows, topk, pages = shape
     rung.require(rows < 65536, f"T={rows}: the grid's y has at most 65535 CTAs")
     rung.require(pages < 65536, f"pages={pages}: 2^31 elements of the cache, at most 65535 pages of {PAGE}")
     out, most = (rows, HEADS, LATENT), max_splits(shape)
     operands = [row_major(dtype, extents) for extents in (out, (rows, HEADS, ROTARY))]
-    caches = [row_major(dtype, (pages, PAGE, width)) for width in (LATENT, ROTARY)]
+    any_pages = cute.sym_int()
+    caches = [row_major(dtype, (any_pages, PAGE, width)) for width in (LATENT, ROTARY)]
     results = [row_major("int32", (rows, topk)), row_major(dtype, out), row_major("fp32", (rows, HEADS))]
     scratch = [row_major("fp32", (most, *extents)) for extents in (out, (rows, HEADS, 2))]
     return [*operands, *caches, *results, *scratch]
