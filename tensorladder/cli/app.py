@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from tensorladder import __version__
-from tensorladder.cli import bench, check, climb, doctor, draw, exec, list, output, pack, report, run, show, submit
+from tensorladder.cli import bench, check, climb, doctor, draw, exec, list, output, pack, report, run, show, submit, trace
 from tensorladder.core.errors import TensorladderError
 
 USAGE = 2
@@ -38,6 +38,7 @@ app.command("climb")(climb.climb)
 app.command("check")(check.check)
 app.command("pack")(pack.pack)
 app.command("bench")(bench.bench)
+app.command("trace")(trace.trace)
 app.command("draw")(draw.draw)
 app.command("report")(report.report)
 # Options before SCRIPT are ours, those after it are the script's.

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorladder import __version__
+from tensorladder.core import probes
 from tensorladder.core.errors import TensorladderError, UsageError
 from tensorladder.measure import pack as packs
 from tensorladder.measure import run as harness
@@ -171,9 +172,11 @@ def on_gpu(jobs: Sequence[Job], suite: Suite, options: Options, refused: list[st
     places: dict[tuple[int, ...], int] = {shape: place for place, shape in enumerate(suite.shapes)}
 
     def group(job: Job) -> tuple[Any, ...]:
-        return places[job.entry.shape], job.entry.dtype, rungs.find(job.entry.rung).rung.problem
+        # what probes write to is an array of its own size
+        problem, more = rungs.find(job.entry.rung).rung.problem, job.entry.arrays[-1].name == probes.NAME
+        return places[job.entry.shape], job.entry.dtype, problem, job.entry.arrays[-1].shape if more else ()
 
-    for (place, dtype, problem), members in itertools.groupby(sorted(jobs, key=group), group):
+    for (place, dtype, problem, _), members in itertools.groupby(sorted(jobs, key=group), group):
         shape = list(suite.shapes)[place]
         timed_here = list(members)
         arrays = timed_here[0].entry.arrays

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import gzip
 import importlib.metadata
+import math
 import platform
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tensorladder.core import arch as archs
+from tensorladder.core import probes
 from tensorladder.core.errors import TensorladderError, UsageError
 from tensorladder.frontends import ptxparams
 from tensorladder.frontends.cutedsl import host_part
@@ -139,6 +141,8 @@ def make(one: Wanted, arch: str) -> Made:
     """Compile an entry. UsageError where the rung does not take what is wanted."""
     program = rungs.load(one.info).compile(arch, one.shape, one.dtype, one.config)
     arrays = tuple(_array(operand) for operand in one.info.problem.operands(one.shape, one.dtype))
+    if (buffer := probe_buffer(one.info, one.shape, one.dtype, one.config)) is not None:
+        arrays += (Array(probes.NAME, buffer, tuple(contiguous(buffer)), "int64", True),)
     code: dict[str, bytes] = {}
     for module in program.modules:
         if not module.cubin:
@@ -224,6 +228,19 @@ def open_current(folder: str | Path) -> Pack:
         if source != source_digest(rungs.find(rung)):
             raise UsageError(f"pack {folder} is stale: {rung} has changed since it was packed: pack it again")
     return opened
+
+
+def probe_buffer(info: RungInfo, shape: tuple[int, ...], dtype: str, config: Any) -> tuple[int, int, int] | None:
+    """The shape of the buffer that a rung's probe variant takes as its last argument; None for a kernel without."""
+    if not getattr(config, "probes", False):
+        return None
+    module = rungs.load(info)
+    return probes.Plan.of(module.RUNG.probes).shape(*module.marked(shape, dtype, config))
+
+
+def contiguous(shape: Sequence[int]) -> list[int]:
+    """Row-major strides in elements."""
+    return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
 
 
 def _array(operand: Any) -> Array:

@@ -42,7 +42,7 @@ class Rung:
     parent: the rung below it, or None. archs: architectures it compiles for, the default first. problem: a name in
     `problems`. dtypes: the first is the default. config: the dataclass of its knobs. shape: its default, where the
     problem's does not suit. deterministic: the same bits under every schedule; where False, `tolerance` replaces the
-    problem's.
+    problem's. probes: what its probe variant marks (the knob `probes`), as `core.probes.Plan.of` takes it.
     """
 
     name: str
@@ -55,6 +55,7 @@ class Rung:
     shape: tuple[int, ...] | None = None
     deterministic: bool = True
     tolerance: float | None = None
+    probes: Any = field(default=None, hash=False, repr=False)
 
     def check(self, arch: str, shape: tuple[int, ...], dtype: str) -> tuple[tuple[int, ...], str]:
         """The shape and the dtype's canonical name; UsageError where this rung does not take them."""

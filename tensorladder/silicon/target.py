@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,19 +47,29 @@ class Target:
         """Launch on the case's arrays; (seconds of the launch alone by events, 0)."""
         torch = self.torch
         tensors = {name: upload(torch, array) for name, array in case.arrays.items()}
-        torch_stream = torch.cuda.current_stream()
-        stream = driver.Stream(torch_stream.cuda_stream)
+        stream = driver.Stream(torch.cuda.current_stream().cuda_stream)
         program(stream, *tensors.values())
         stream.prepare()
+        return self._timed(stream.submit, tensors, case), 0.0
+
+    def run_packed(self, kernel: Any, case: Any) -> tuple[float, float]:
+        """The same with a kernel of a pack (`silicon.pack.Kernel`)."""
+        tensors = {name: upload(self.torch, array) for name, array in case.arrays.items()}
+        submit = kernel.bind(self.torch.cuda.current_stream().cuda_stream, *tensors.values())
+        return self._timed(submit, tensors, case), 0.0
+
+    def _timed(self, submit: Callable[[], None], tensors: dict[str, Any], case: Any) -> float:
+        """Seconds of what `submit` launches, by events; the tensors are copied back into the case's arrays."""
+        torch = self.torch
         torch.cuda.synchronize()
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record(torch_stream)
-        stream.submit()
-        end.record(torch_stream)
-        stream.synchronize()
+        start.record()
+        submit()
+        end.record()
+        torch.cuda.synchronize()
         for name in case.arrays:
             download(torch, tensors[name], case.arrays[name])
-        return start.elapsed_time(end) / 1e3, 0.0
+        return start.elapsed_time(end) / 1e3
 
 
 def upload(torch: Any, array: np.ndarray) -> Any:

@@ -36,11 +36,13 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 from cutlass.memory import SmemAllocator
-from cutlass.pipeline import Agent, CooperativeGroup, NamedBarrier, PipelineTmaAsync
+from cutlass.pipeline import Agent, CooperativeGroup, NamedBarrier, PipelineConsumer, PipelineTmaAsync
 
 from tensorladder.core import arch as archs
+from tensorladder.core.probes import Plan
 from tensorladder.core.program import Program
 from tensorladder.frontends.cutedsl import compile_program
+from tensorladder.rungs.parts import probes
 from tensorladder.rungs.parts.tensors import row_major
 from tensorladder.rungs.rung import Rung
 
@@ -52,7 +54,8 @@ class WarpSpecializedGemmConfig:
 
     raster: rows of tiles that consecutive CTAs go down before the next column, so that they share A and B in L2.
     ctas_per_sm: what the registers at launch have to allow. producer_registers, consumer_registers: a thread, after
-    setmaxnreg (multiples of 8).
+    setmaxnreg (multiples of 8). probes: the variant that marks time, which `tensorladder trace` reads; warp 9 then
+    watches the loads land.
     """
 
     tile: tuple[int, int, int] = (128, 256, 64)
@@ -62,6 +65,7 @@ class WarpSpecializedGemmConfig:
     ctas_per_sm: int = 1
     producer_registers: int = 40
     consumer_registers: int = 232
+    probes: bool = False
 
 
 RUNG = Rung(
@@ -72,10 +76,30 @@ RUNG = Rung(
     problem="gemm",
     dtypes=("fp16", "bf16"),
     config=WarpSpecializedGemmConfig,
+    probes={
+        "tracks": (
+            ("producer", ("wait: empty", "ask for A and B")),
+            ("landing", ("",)),
+            ("consumer 0", ("wait: full", "issue WGMMA", "wait: WGMMA before"), ("wait: last WGMMA", "store C")),
+            ("consumer 1", ("wait: full", "issue WGMMA", "wait: WGMMA before"), ("wait: last WGMMA", "store C")),
+        ),
+        "in_flight": (
+            ("TMA load", "load", ("producer", "ask for A and B"), ("landing", "")),
+            ("WGMMA 0", "tensor", ("consumer 0", "issue WGMMA"), ("consumer 0", "wait: WGMMA before"), 1),
+            ("WGMMA 1", "tensor", ("consumer 1", "issue WGMMA"), ("consumer 1", "wait: WGMMA before"), 1),
+        ),
+        "releases": (
+            (("TMA load", "TMA load"), ("consumer 0", "wait: full")),
+            (("TMA load", "TMA load"), ("consumer 1", "wait: full")),
+            (("WGMMA 0", "WGMMA 0"), ("producer", "wait: empty"), "stages"),
+            (("WGMMA 1", "WGMMA 1"), ("producer", "wait: empty"), "stages"),
+        ),
+    },
 )
 
 WARPGROUP = 128  # threads
 WARPS = 4  # of a warpgroup
+PRODUCER, LANDING, CONSUMER = range(3)  # tracks of the probes; a consumer warpgroup a track
 
 
 class WarpSpecializedGemm:
@@ -92,7 +116,7 @@ class WarpSpecializedGemm:
         self.consumer_registers = config.consumer_registers
 
     @cute.jit
-    def __call__(self, mA: cute.Tensor, mB: cute.Tensor, mC: cute.Tensor):
+    def __call__(self, mA: cute.Tensor, mB: cute.Tensor, mC: cute.Tensor, mP: cute.Tensor | None = None):
         bM, bN, bK = self.tile
         sA_layout = self.smem_layout(bM, bK, self.stages)
         sB_layout = self.smem_layout(bN, bK, self.stages)
@@ -118,7 +142,7 @@ class WarpSpecializedGemm:
 
         self.shared_storage = SharedStorage
         tiles = cute.ceil_div(mC.shape, (bM, bN))
-        self.kernel(tma_A, mA, tma_B, mB, tma_C, mC, sA_layout, sB_layout, sC_layout, tiled_mma, tiles).launch(
+        self.kernel(tma_A, mA, tma_B, mB, tma_C, mC, sA_layout, sB_layout, sC_layout, tiled_mma, tiles, mP).launch(
             grid=(cute.size(tiles), 1, 1),
             block=(self.threads, 1, 1),
             min_blocks_per_mp=self.ctas_per_sm,
@@ -139,6 +163,7 @@ class WarpSpecializedGemm:
         sC_layout: cute.ComposedLayout,
         tiled_mma: cute.TiledMma,
         tiles: cutlass.Constexpr,
+        mP: cute.Tensor | None,
     ):
         tidx, _, _ = cute.arch.thread_idx()
         bidx, _, _ = cute.arch.block_idx()
@@ -177,7 +202,7 @@ class WarpSpecializedGemm:
         pipeline = PipelineTmaAsync.create(
             num_stages=self.stages,
             producer_group=CooperativeGroup(Agent.Thread),
-            consumer_group=CooperativeGroup(Agent.Thread, self.consumer_warps),
+            consumer_group=CooperativeGroup(Agent.Thread, self.consumer_warps + (mP is not None)),
             tx_count=stage_bytes,
             barrier_storage=storage.barriers.data_ptr(),
             cta_layout_vmnk=cute.make_layout((1, 1, 1, 1)),
@@ -191,19 +216,34 @@ class WarpSpecializedGemm:
             if warp == self.producer_warp:
                 cpasync.prefetch_descriptor(tma_A)
                 cpasync.prefetch_descriptor(tma_B)
+                probes.start(mP, bidx, PRODUCER)
                 for k_tile in range(num_k_tiles):
+                    probes.mark(mP, bidx, PRODUCER, 2 * k_tile)
                     stage = producer.acquire_and_advance()
+                    probes.mark(mP, bidx, PRODUCER, 2 * k_tile + 1)
                     cute.copy(tma_A, tAgA[None, k_tile], tAsA[None, stage.index], tma_bar_ptr=stage.barrier)
                     cute.copy(tma_B, tBgB[None, k_tile], tBsB[None, stage.index], tma_bar_ptr=stage.barrier)
+                probes.mark(mP, bidx, PRODUCER, 2 * num_k_tiles)
+            if cutlass.const_expr(mP is not None):
+                if warp == self.producer_warp + 1:
+                    self.watch(consumer.clone(), mP, bidx, num_k_tiles)
 
         if warp < self.producer_warp:
             cute.arch.setmaxregister_increase(self.consumer_registers)
+            track = CONSUMER + tidx // WARPGROUP
+            probes.start(mP, bidx, track, WARPGROUP)
             released = consumer.clone()  # a K tile behind
+            probes.mark(mP, bidx, track, 0, WARPGROUP)
             stage = consumer.wait_and_advance()
+            probes.mark(mP, bidx, track, 1, WARPGROUP)
             self.multiply(tiled_mma, tCrA, tCrB, tCrC, stage.index, True)
-            for _ in range(1, num_k_tiles):
+            probes.mark(mP, bidx, track, 2, WARPGROUP)
+            for k_tile in range(1, num_k_tiles):
+                probes.mark(mP, bidx, track, 3 * k_tile, WARPGROUP)
                 stage = consumer.wait_and_advance()
+                probes.mark(mP, bidx, track, 3 * k_tile + 1, WARPGROUP)
                 self.multiply(tiled_mma, tCrA, tCrB, tCrC, stage.index, False)
+                probes.mark(mP, bidx, track, 3 * k_tile + 2, WARPGROUP)
                 # All groups but the last are complete: the stage before this one has been read.
                 warpgroup.wait_group(1)
                 released.release()
@@ -211,7 +251,9 @@ class WarpSpecializedGemm:
 
             # Epilogue: registers -> smem (stmatrix) -> gmem (TMA). The accumulator is complete after the wait; the
             # barrier frees the stages for C: every tile that was asked for has been multiplied by all by then.
+            probes.mark(mP, bidx, track, 3 * num_k_tiles, WARPGROUP)
             warpgroup.wait_group(0)
+            probes.mark(mP, bidx, track, 3 * num_k_tiles + 1, WARPGROUP)
             consumers.arrive_and_wait()
             tCrD = cute.make_fragment_like(tCrC, element_type)
             tCrD.store(tCrC.load().to(element_type))
@@ -228,6 +270,17 @@ class WarpSpecializedGemm:
                 cute.arch.cp_async_bulk_commit_group()
                 # Shared memory belongs to the CTA only until it exits: wait until TMA has read it.
                 cute.arch.cp_async_bulk_wait_group(0, read=True)
+            probes.mark(mP, bidx, track, 3 * num_k_tiles + 2, WARPGROUP)
+
+    @cute.jit
+    def watch(self, consumer: PipelineConsumer, mP: cute.Tensor, cta: cutlass.Int32, num_k_tiles: cutlass.Constexpr):
+        """Mark when each K tile has landed: one more consumer, which does nothing with it."""
+        probes.start(mP, cta, LANDING)
+        probes.mark(mP, cta, LANDING, 0)
+        for k_tile in range(num_k_tiles):
+            stage = consumer.wait_and_advance()
+            probes.mark(mP, cta, LANDING, k_tile + 1)
+            stage.release()
 
     @cute.jit
     def multiply(
@@ -271,7 +324,15 @@ def compile(arch: str, shape: tuple[int, ...], dtype: str, config: WarpSpecializ
     RUNG.require(n % 8 == 0, f"N={n}: TMA wants row pitches of 16 bytes, pad N to a multiple of 8")
     RUNG.require(k % 8 == 0, f"K={k}: TMA wants row pitches of 16 bytes, pad K to a multiple of 8")
     arrays = [row_major(dtype, extents) for extents in ((m, k), (n, k), (m, n))]
+    if config.probes:
+        arrays.append(probes.buffer(Plan.of(RUNG.probes), *marked((m, n, k), dtype, config)))
     return compile_program(WarpSpecializedGemm(config), *arrays, arch=arch, name=RUNG.name)
+
+
+def marked(shape: tuple[int, ...], dtype: str, config: WarpSpecializedGemmConfig) -> tuple[int, int]:
+    """(CTAs, K tiles of each), which the probes mark."""
+    tiles = [-(-extent // size) for extent, size in zip(shape, config.tile)]
+    return tiles[0] * tiles[1], tiles[2]
 
 
 def check_config(config: WarpSpecializedGemmConfig, arch: str) -> None:
@@ -279,6 +340,7 @@ def check_config(config: WarpSpecializedGemmConfig, arch: str) -> None:
     bM, bN, bK = config.tile
     groups = config.warpgroups
     RUNG.require(1 <= groups <= 4, f"warpgroups={groups}: 1 to 4, more have no room for accumulators")
+    RUNG.require(not config.probes or groups == 2, f"warpgroups={groups}: the variant with probes marks two")
     RUNG.require(config.raster > 0, f"raster={config.raster}: at least 1 row of tiles")
     RUNG.require(min(config.tile) > 0, f"tile={config.tile}: extents are positive")
     RUNG.require(bM % (64 * groups) == 0, f"tile={config.tile}: M must be a multiple of {64 * groups}")

@@ -34,9 +34,11 @@ from cutlass.memory import SmemAllocator
 from cutlass.pipeline import Agent, CooperativeGroup, PipelineAsync
 
 from tensorladder.core import arch as archs
+from tensorladder.core.probes import Plan
 from tensorladder.core.program import Program
 from tensorladder.frontends.cutedsl import compile_program
 from tensorladder.problems import dtype_named
+from tensorladder.rungs.parts import probes
 from tensorladder.rungs.parts.tensors import row_major
 from tensorladder.rungs.rung import Rung
 
@@ -45,7 +47,8 @@ from tensorladder.rungs.rung import Rung
 class PipelinedGemmConfig:
     """tile: (M, N) of a CTA; K is what fits into a row. threads_m, threads_n: how consumers lie on the tile of C.
 
-    producers: threads that copy. stages: K tiles in shared memory.
+    producers: threads that copy. stages: K tiles in shared memory. probes: the variant that marks time, which
+    `tensorladder trace` reads.
     """
 
     tile: tuple[int, int] = (64, 64)
@@ -53,6 +56,7 @@ class PipelinedGemmConfig:
     threads_n: int = 16
     producers: int = 128
     stages: int = 4
+    probes: bool = False
 
 
 RUNG = Rung(
@@ -63,9 +67,21 @@ RUNG = Rung(
     problem="gemm",
     dtypes=("fp32", "fp16", "bf16"),
     config=PipelinedGemmConfig,
+    probes={
+        "tracks": (
+            ("producers", ("wait: empty", "copy A and B")),
+            ("consumers", ("wait: full", "multiply"), ("store C",)),
+        ),
+        "overlap": ("copy", "run"),
+        "releases": (
+            (("producers", "copy A and B"), ("consumers", "wait: full")),
+            (("consumers", "multiply"), ("producers", "wait: empty"), "stages"),
+        ),
+    },
 )
 ROW_BYTES = 128
 VECTOR_BYTES = 16
+PRODUCERS, CONSUMERS = range(2)  # tracks of the probes
 
 
 class PipelinedGemm:
@@ -78,7 +94,7 @@ class PipelinedGemm:
         self.whole = whole  # the tile divides the shape: nothing to mask
 
     @cute.jit
-    def __call__(self, mA: cute.Tensor, mB: cute.Tensor, mC: cute.Tensor):
+    def __call__(self, mA: cute.Tensor, mB: cute.Tensor, mC: cute.Tensor, mP: cute.Tensor | None = None):
         bM, bN, bK = self.tile
         sA_layout = cute.make_layout((bM, bK, self.stages), stride=(bK, 1, bM * bK))
         sB_layout = cute.make_layout((bN, bK, self.stages), stride=(bK, 1, bN * bK))
@@ -97,7 +113,7 @@ class PipelinedGemm:
         tiled_mma = cute.make_tiled_mma(cute.nvgpu.MmaUniversalOp(cutlass.Float32), atoms)
 
         tiles_m, tiles_n = cute.ceil_div(mC.shape, self.tile[:2])
-        self.kernel(mA, mB, mC, sA_layout, sB_layout, tiled_copy, tiled_mma, vector).launch(
+        self.kernel(mA, mB, mC, sA_layout, sB_layout, tiled_copy, tiled_mma, vector, mP).launch(
             grid=(tiles_n, tiles_m, 1), block=(self.consumers + self.producers, 1, 1)
         )
 
@@ -112,10 +128,12 @@ class PipelinedGemm:
         tiled_copy: cute.TiledCopy,
         tiled_mma: cute.TiledMma,
         vector: cutlass.Constexpr,
+        mP: cute.Tensor | None,
     ):
         tidx, _, _ = cute.arch.thread_idx()
         tile_n, tile_m, _ = cute.arch.block_idx()
         coord = (tile_m, tile_n, None)
+        cta = tile_m * cute.arch.grid_dim()[0] + tile_n
 
         # Byte addresses: the number of the 16-byte chunk (bits 4 to 6) XOR that of the 128-byte row (bits 7 to 9).
         swizzle = cute.make_swizzle(3, 4, 3)
@@ -154,26 +172,35 @@ class PipelinedGemm:
         num_k_tiles = cute.size(gA, mode=[2])
 
         if tidx >= self.consumers:
+            probes.start(mP, cta, PRODUCERS, self.consumers)
             for k_tile in range(num_k_tiles):
+                probes.mark(mP, cta, PRODUCERS, 2 * k_tile, self.consumers)
                 stage = producer.acquire_and_advance()  # wait until it is empty
+                probes.mark(mP, cta, PRODUCERS, 2 * k_tile + 1, self.consumers)
                 at = (None, None, None, stage.index)
                 self.load(tAgA[None, None, None, k_tile], tAcA[None, None, None, k_tile], mA.shape, tAsA[at])
                 self.load(tBgB[None, None, None, k_tile], tBcB[None, None, None, k_tile], mB.shape, tBsB[at])
                 stage.commit()  # arrive: full
+            probes.mark(mP, cta, PRODUCERS, 2 * num_k_tiles, self.consumers)
 
         if tidx < self.consumers:
             tCrC.fill(0.0)
-            for _ in range(num_k_tiles):
+            probes.start(mP, cta, CONSUMERS, self.consumers)
+            for k_tile in range(num_k_tiles):
+                probes.mark(mP, cta, CONSUMERS, 2 * k_tile, self.consumers)
                 stage = consumer.wait_and_advance()  # wait until it is full
+                probes.mark(mP, cta, CONSUMERS, 2 * k_tile + 1, self.consumers)
                 for chunk in cutlass.range(self.tile[2] // vector, unroll=2):
                     cute.autovec_copy(tCsA[None, None, (None, chunk), stage.index], tCrA)
                     cute.autovec_copy(tCsB[None, None, (None, chunk), stage.index], tCrB)
                     self.multiply(tiled_mma, tCrA, tCrB, tCrC)
                 stage.release()  # arrive: empty
 
+            probes.mark(mP, cta, CONSUMERS, 2 * num_k_tiles, self.consumers)
             for i in cutlass.range_constexpr(cute.size(tCrC)):
                 if self.whole or cute.elem_less(tCcC[i], mC.shape):
                     tCgC[i] = tCrC[i].to(mC.element_type)
+            probes.mark(mP, cta, CONSUMERS, 2 * num_k_tiles + 1, self.consumers)
 
     @cute.jit
     def multiply(self, tiled_mma: cute.TiledMma, tCrA: cute.Tensor, tCrB: cute.Tensor, tCrC: cute.Tensor):
@@ -218,7 +245,16 @@ def compile(arch: str, shape: tuple[int, ...], dtype: str, config: PipelinedGemm
     RUNG.require(k % vector == 0, f"K={k}: rows are copied 16 bytes at a time, pad K to a multiple of {vector}")
     whole = all(extent % size == 0 for extent, size in zip((m, n, k), tile))
     arrays = [row_major(dtype, extents) for extents in ((m, k), (n, k), (m, n))]
+    if config.probes:
+        arrays.append(probes.buffer(Plan.of(RUNG.probes), *marked((m, n, k), dtype, config)))
     return compile_program(PipelinedGemm(config, tile, whole), *arrays, arch=arch, name=RUNG.name)
+
+
+def marked(shape: tuple[int, ...], dtype: str, config: PipelinedGemmConfig) -> tuple[int, int]:
+    """(CTAs, K tiles of each), which the probes mark."""
+    tile = (*config.tile, ROW_BYTES * 8 // dtype_named(dtype).bits)
+    tiles = [-(-extent // size) for extent, size in zip(shape, tile)]
+    return tiles[0] * tiles[1], tiles[2]
 
 
 def check_config(config: PipelinedGemmConfig, arch: str) -> None:
@@ -228,6 +264,8 @@ def check_config(config: PipelinedGemmConfig, arch: str) -> None:
     RUNG.require(0 < threads <= 1024, f"consumers and producers are {threads} threads: a CTA has at most 1024")
     whole_warps = consumers % 32 == 0 and config.producers % 32 == 0
     RUNG.require(whole_warps, f"producers={config.producers}: both roles must be whole warps of 32 threads")
+    apart = consumers & (consumers - 1) == 0 and config.producers <= consumers
+    RUNG.require(apart or not config.probes, f"{consumers} consumers: probes want a power of two, no more producers")
     RUNG.require(bM % config.threads_m == 0, f"tile={config.tile}: M must be a multiple of threads_m")
     RUNG.require(bN % config.threads_n == 0, f"tile={config.tile}: N must be a multiple of threads_n")
     rows = config.producers // (ROW_BYTES // VECTOR_BYTES)
