@@ -62,9 +62,12 @@ def table(records: Sequence[bench.Record]) -> str:
         f"{'stages':>8}" + "".join(f"{tile + ' K=' + str(k):>20}" for tile, k in columns),
     ]
     for stages in DEPTHS:
-        cells = [found.get((stages, *column)) for column in columns]
+        cells = [found.get((stages, tile, k)) for tile, k in columns]
         lines.append(f"{stages:>8}" + "".join(f"{_cell(cell):>20}" for cell in cells))
-    enough = [_enough({n: found[n, *column]["tflops"] for n in DEPTHS if (n, *column) in found}) for column in columns]
+    speeds = [
+        {n: found[n, tile, k]["ratio"] for n in DEPTHS if (n, tile, k) in found} for tile, k in columns
+    ]
+    enough = [_enough(speed) for speed in speeds]
     lines.append(f"{'enough':>8}" + "".join(f"{depth:>20}" for depth in enough))
     return "\n".join(lines)
 
@@ -78,7 +81,7 @@ def _cell(record: bench.Record | None) -> str:
 
 
 def _enough(speeds: dict[int, float]) -> str:
-    """The least depth within `ENOUGH` of the fastest."""
+    """The least depth within `ENOUGH` of the best speed over cuBLAS (the clock drops as the card warms up)."""
     if not speeds:
         return "-"
     best = max(speeds.values())

@@ -15,7 +15,22 @@ from typing import Annotated, Any
 import typer
 
 from tensorladder import __version__
-from tensorladder.cli import bench, check, climb, doctor, draw, exec, list, output, pack, report, run, show, submit, trace
+from tensorladder.cli import (
+    bench,
+    check,
+    climb,
+    doctor,
+    draw,
+    exec,
+    list,
+    output,
+    pack,
+    report,
+    run,
+    show,
+    submit,
+    trace,
+)
 from tensorladder.core.errors import TensorladderError
 
 USAGE = 2

@@ -125,8 +125,13 @@ def decode(plan: Plan, buffer: np.ndarray, config: Mapping[str, Any], title: str
     if buffer.ndim != 3 or buffer.shape[1] != len(plan.tracks) or buffer.dtype != np.int64:
         raise UsageError(f"a buffer of {len(plan.tracks)} tracks is wanted, not {buffer.shape} of {buffer.dtype}")
     rows = [[_Row.read(plan, buffer, cta, n) for n in range(len(plan.tracks))] for cta in range(len(buffer))]
-    _assign_times([row for cta in rows for row in cta])
-    first = min(row.times[0] for cta in rows for row in cta)
+    every = [row for cta in rows for row in cta]
+    # %globaltimer counts from 1970: as doubles such times would be 256 ns apart.
+    origin = min(int(row.timer[0]) for row in every)
+    for row in every:
+        row.timer -= origin
+    _assign_times(every)
+    first = min(row.times[0] for row in every)
     timeline = Timeline(title)
     for cta, of_cta in sorted(enumerate(rows), key=lambda one: (one[1][0].sm, one[1][0].times[0])):
         for row in of_cta:
@@ -140,7 +145,7 @@ class _Row:
 
     def __init__(self, track: ProbeTrack, sm: int, cycles: np.ndarray, timer: np.ndarray, iterations: int) -> None:
         self.track, self.sm, self.cycles, self.timer, self.iterations = track, sm, cycles, timer, iterations
-        self.times = timer.astype(np.float64)
+        self.times = np.empty(0)
 
     @classmethod
     def read(cls, plan: Plan, buffer: np.ndarray, cta: int, number: int) -> _Row:
@@ -172,8 +177,10 @@ def _assign_times(rows: Sequence[_Row]) -> None:
         x = np.concatenate(cycles).astype(np.float64)
         base = int(origin.timer[0])
         y = np.concatenate([row.timer - base for row in of_sm]).astype(np.float64)
-        if len(np.unique(y)) < 3 or np.ptp(x) == 0:
-            continue  # too short to tell the clock's rate
+        if len(np.unique(y)) < 3 or np.ptp(x) == 0:  # too short to tell the clock's rate
+            for row in of_sm:
+                row.times = row.timer.astype(np.float64)
+            continue
         slope, _ = np.polyfit(x - x.mean(), y, 1)
         for row, count in zip(of_sm, cycles):
             row.times = base + y.mean() + slope * (count - x.mean())
@@ -206,7 +213,8 @@ class _Cta:
 
     def _span(self, key: tuple[str, str, int], track: int, kind: str, start: float, end: float) -> None:
         self.found[key] = len(self.timeline.spans)
-        self.timeline.spans.append(Span(track, key[1], kind, start, max(start, end), {"iteration": key[2]}))
+        start, end = float(start), float(max(start, end))
+        self.timeline.spans.append(Span(track, key[1], kind, start, end, {"iteration": key[2]}))
 
     def _track(self, role: str, row: _Row) -> None:
         number = self._new_track(role, role)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,8 @@ from tensorladder.silicon.pack import Entry, Pack
 
 #: where a timeline comes from
 MACHINE, PROBES = "machine", "probes"
+#: "all 8", "4", "0-3" of a table of warp roles
+_WARPS = re.compile(r"all (\d+)|(\d+)(?:-(\d+))?")
 #: launches on a GPU before the one that is kept: code, descriptors and operands are then in its caches
 WARM = 2
 
@@ -161,18 +164,20 @@ def roles(info: RungInfo) -> list[tuple[range, str]]:
     found: list[tuple[range, str]] = []
     for line in info.sections().get("Warp roles", "").splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
-        if len(cells) != 2:
+        if len(cells) != 2 or cells[1].startswith("besides"):
             continue
         for part in cells[0].split(","):
-            first, _, last = part.strip().partition("-")
-            if first.isdecimal() and (not last or last.isdecimal()):
-                found.append((range(int(first), int(last or first) + 1), _word(cells[1])))
+            match = _WARPS.fullmatch(part.strip())
+            if match:
+                every, first, last = match.groups()
+                begin, end = (0, int(every) - 1) if every else (int(first), int(last or first))
+                found.append((range(begin, end + 1), _word(cells[1])))
     return found
 
 
 def _word(text: str) -> str:
-    """The role at the start of a description: up to the first colon, comma or semicolon."""
-    return min((text.split(mark)[0] for mark in ":,;("), key=len).strip()
+    """The role at the start of a description: up to the first colon, comma, semicolon or bracket."""
+    return re.split(r"[:,;(]", text)[0].strip()
 
 
 def only_first(timeline: Timeline, count: int) -> Timeline:

@@ -24,6 +24,7 @@ from tensorladder.vgpu.machine.hooks import (
 from tensorladder.vgpu.machine.lanes import block, fail, settle_warp_syncs, wake
 from tensorladder.vgpu.machine.native import export, helper
 from tensorladder.vgpu.machine.raw import ld32, ld64, popcount, st32, st64, trailing_zeros
+from tensorladder.vgpu.machine.trace import arrived, bar_stamp, catch_up, is_timed
 from tensorladder.vgpu.machine.vectors import lanes_equal32, put_lanes32
 
 #: operations of tl_bar
@@ -147,11 +148,13 @@ def count_warp(w, index, count):
     c = ld64(w + L.W_CTA)
     bar = c + L.C_BAR + index * L.C_BAR_STRIDE
     generation = ld64(bar + _GENERATION)
-    arrived = ld64(bar + _ARRIVED) + L.LANES
-    if arrived == L.LANES:
+    if is_timed(w):
+        arrived(w, bar_stamp(c, index, generation), bar)
+    present = ld64(bar + _ARRIVED) + L.LANES
+    if present == L.LANES:
         st64(bar + _EXPECTED, count)
-    st64(bar + _ARRIVED, arrived)
-    if arrived >= wanted(c, bar):
+    st64(bar + _ARRIVED, present)
+    if present >= wanted(c, bar):
         complete(c, index)
     return generation
 
@@ -204,6 +207,8 @@ def tl_bar(w, op, index, count, lanes, yes, iid):
         if op == BAR_SYNC and ld64(bar + _GENERATION) == generation:
             block(w, lanes, L.WAIT_BAR, index, generation, iid)
             return -1
+        if op == BAR_SYNC and is_timed(w):
+            catch_up(w, ld64(bar_stamp(ld64(w + L.W_CTA), index, generation)), L.WAIT_BAR, index, generation, iid)
         return 0
     others = gathering(w, index)
     block(w, lanes, L.WAIT_BAR_WARP, index | op << 8, count, iid)

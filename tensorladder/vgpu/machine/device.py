@@ -16,7 +16,7 @@ from tensorladder.core.errors import MissingExtra, UsageError
 from tensorladder.core.program import Launch
 from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.machine.arena import Memory
-from tensorladder.vgpu.machine.execution import Run, launch_registers, run_all
+from tensorladder.vgpu.machine.execution import Run, Traced, launch_registers, run_all
 from tensorladder.vgpu.machine.numerics import parse_numerics, refuse_unmeasured
 from tensorladder.vgpu.machine.unit import Unit
 
@@ -100,6 +100,8 @@ class Device:
         self.output: Callable[[str], None] = lambda text: print(text, end="")
         self.seconds = 0.0  # of launches so far
         self.events: list = []  # of the checked variant
+        self.traced = False  # launches record their timelines (timed policy), in `trace`
+        self.trace: list[Traced] = []
         self.cycles = 0
         self.instructions = 0  # run so far, in lanes of full warps (32 a warp instruction)
         self._variables: dict[str, dict] = {}

@@ -13,12 +13,13 @@ from tensorladder.vgpu.machine.tcgen05 import run_commit, run_cp, run_shift
 from tensorladder.vgpu.machine.tcmma import run_mma
 from tensorladder.vgpu.machine.tma import REDUCE, STORE, run_tma_load, run_tma_store
 from tensorladder.vgpu.machine.tmem import run_store
+from tensorladder.vgpu.machine.trace import begin_effect, end_effect
 from tensorladder.vgpu.machine.wgmma import run_wgmma
 
 
 @helper
-def run_op(u, op):
-    """Advance an operation by one stage: true when it is done and can be freed."""
+def effect(u, op):
+    """What an operation does in its present stage: true when that was the last one."""
     kind = ld64(op + L.A_KIND)
     eager = ld64(ld64(u + L.U_LAUNCH) + L.L_POLICY) == L.POLICY_EAGER
     if kind == L.OP_CP_ASYNC:
@@ -50,6 +51,17 @@ def run_op(u, op):
     if kind == L.OP_BULK_S2G or (kind == L.OP_BULK_REDUCE and ld64(op + L.A_MBAR) == 0):
         return run_bulk_store(u, op, eager)
     return run_bulk_load(op)
+
+
+@helper
+def run_op(u, op):
+    """Advance an operation by one stage: true when it is done and can be freed."""
+    if ld64(ld64(u + L.U_LAUNCH) + L.L_POLICY) != L.POLICY_TIMED:
+        return effect(u, op)
+    begin_effect(u, op)
+    done = effect(u, op)
+    end_effect(u)
+    return done
 
 
 @helper

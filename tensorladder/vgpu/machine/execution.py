@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -18,12 +18,24 @@ from tensorladder.core.program import Launch
 from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.machine import messages
 from tensorladder.vgpu.machine.latency import timing
+from tensorladder.vgpu.machine.trace import TRACE_WORDS
 from tensorladder.vgpu.machine.unit import Group, Unit, Words
 
 if TYPE_CHECKING:
     from tensorladder.vgpu.machine.device import Device
 
 _PRINT_BYTES = 1 << 20
+_TRACE_EVENTS = 1 << 20
+
+
+class Traced(NamedTuple):
+    """What a launch recorded. ordered: its CTAs ran under one scheduler, whose clock they share; else each cluster (or
+    batch of them) has its own. used: events there were, more than `events` holds where the buffer was full."""
+
+    compiled: Any
+    ordered: bool
+    events: np.ndarray
+    used: int
 
 
 def launch_registers(launch: Launch) -> int | None:
@@ -89,6 +101,9 @@ class Run:
             self.events = np.zeros((1 << 20, 8), np.int64)
             w[L.L_HOOKS], w[L.L_HOOKS_SIZE] = self.events.ctypes.data, len(self.events)
         self.low = low
+        if device.traced:
+            self.trace = np.zeros((_TRACE_EVENTS, TRACE_WORDS), np.int64)
+            w[L.L_TRACE], w[L.L_TRACE_SIZE] = self.trace.ctypes.data, _TRACE_EVENTS
 
     def _shared_bytes(self) -> int:
         low, launch = self.compiled.low, self.launch
@@ -184,6 +199,8 @@ def run_all(device: Device, runs: Sequence[Run]) -> None:
             run.finish()
     device.instructions += L.LANES * sum(u.words[L.U_INSTRS] for run in runs for u in run.units)
     device.cycles += max(u.words[L.U_CLOCK] for run in runs for u in run.units)
+    if device.traced:
+        device.trace += [Traced(run.compiled, run.ordered, run.trace, run.words[L.L_TRACE_USED]) for run in runs]
     if device.checked and device.checker is None:
         device.events += [run.events[: min(run.words[L.L_HOOKS_USED], len(run.events))] for run in runs]
 

@@ -326,7 +326,9 @@ def tl_tma_store(w, base, mask, dims, reduction, iid):
         st64(op + L.A_GROUP, ld32(w + L.W_BULK_GROUP + 4 * lane))
         record(w, EVENT_ISSUE, src, kind, 1 << lane, iid)
         st64(op + L.A_CHECK, observe(w, CHECK_ISSUE, op, 0, 0, 1 << lane, iid))
-        submit(w, op, LAT_TMA_STORE, 0 if is_eager(w) else box_bytes(ld64(op + L.A_MAP)))
+        # lanes that store the same box: machine code issues it once (UTMASTG is of the warp)
+        again = lane > trailing_zeros(mask) and src == ld64(base + 256 + 8 * trailing_zeros(mask))
+        submit(w, op, LAT_TMA_STORE, 0 if is_eager(w) or again else box_bytes(ld64(op + L.A_MAP)))
     st64(w + L.W_PROGRESS, ld64(w + L.W_PROGRESS) + 1)
     return 1
 

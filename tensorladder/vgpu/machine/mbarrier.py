@@ -25,6 +25,7 @@ from tensorladder.vgpu.machine.memory import SPACE_GENERIC, SPACE_SHARED, shared
 from tensorladder.vgpu.machine.native import export, helper
 from tensorladder.vgpu.machine.queue import rng
 from tensorladder.vgpu.machine.raw import ld8, ld32, ld64, st8, st32, st64, trailing_zeros
+from tensorladder.vgpu.machine.trace import arrived, catch_up, is_timed, mbar_stamp
 from tensorladder.vgpu.machine.vectors import lanes_equal64
 
 COUNT_MASK = (1 << 20) - 1
@@ -103,6 +104,9 @@ def note(w, address, iid, lane):
     """
     cta = cta_of_rank(w, (address & 0xFFFFFFFF) >> L.RANK_SHIFT)
     ring = ld64(cta + L.C_SHARED)
+    if is_timed(w):
+        host = ring + (address & 0xFFFFFF)
+        arrived(w, mbar_stamp(cta, host, ld64(host) & 1), host)
     newest = ld64(ring) + 1
     st64(ring, newest)
     entry = ring + 16 + 16 * (newest % RING)
@@ -206,6 +210,9 @@ def tl_mbar_init(w, space, addresses, counts, mask, iid):
             fail(w, L.ERR_MBAR_INIT, iid, lane, address & 0xFFFFFFFF, count, 0)
             return 0
         st64(host, (count << _PENDING) | (count << _EXPECTED))
+        if is_timed(w):
+            st64(mbar_stamp(ld64(w + L.W_CTA), host, 0), 0)
+            st64(mbar_stamp(ld64(w + L.W_CTA), host, 1), 0)
         byte = map_byte(w, address)
         st8(byte, ld8(byte) | (1 << ((address >> 3) & 7)))
         observe(w, CHECK_INIT, host, count, 0, 1 << lane, iid)
@@ -353,6 +360,10 @@ def tl_mbar_wait(w, space, addresses, tokens, mask, flags, iid):
             # others that wait for the same phases get a turn: code in which nothing else holds this warp back is
             # common, and right on a chip whose warps go on side by side
             st64(w + L.W_LIMIT, 0)
+        if is_timed(w):
+            first = trailing_zeros(passed)
+            host, phase = ld64(addresses + 8 * first), ld64(tokens + 8 * first) & 1
+            catch_up(w, ld64(mbar_stamp(ld64(w + L.W_CTA), host, phase)), L.WAIT_MBAR, host, phase, iid)
         record(w, EVENT_WAIT, ld64(addresses), 0, passed, iid)
         observe_passed(w, addresses, tokens, passed, flags, iid)
         return passed

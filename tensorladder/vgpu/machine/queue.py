@@ -61,7 +61,7 @@ def new_op(w, kind, lanes, iid):
 
 
 @helper
-def ready_time(w, row, size):
+def ready_time(w, op, row, size):
     """Clock at which an operation issued now may take effect, by the launch's policy."""
     launch = ld64(w + L.W_LAUNCH)
     policy = ld64(launch + L.L_POLICY)
@@ -73,6 +73,10 @@ def ready_time(w, row, size):
         return now + (r & 0xFFF) if r & 0x3000 else now + (r & 0x3FFFF)
     if policy == L.POLICY_TIMED:
         p = ld64(launch + L.L_LATENCY) + row * LATENCY_ROW
+        st64(op + L.A_ISSUED, now)
+        st64(op + L.A_START, now)
+        st64(op + L.A_BUSY, 0)
+        st64(op + L.A_WORK, size)
         if row == LAT_TMEM:  # no unit that others keep busy
             return now + ld64(p)
         free = ld64(w + L.W_CTA) + L.C_TENSOR_CLOCK if row == LAT_TENSOR else ld64(w + L.W_UNIT) + L.U_TMA_CLOCK
@@ -80,6 +84,8 @@ def ready_time(w, row, size):
         start = max(now, ld64(free))
         if row != LAT_CP_ASYNC:
             st64(free, start + busy)
+        st64(op + L.A_START, start)
+        st64(op + L.A_BUSY, busy)
         return start + busy + ld64(p)
     return now
 
@@ -97,7 +103,7 @@ def postpone(u, op):
 @helper
 def enqueue(w, op, row, size):
     """Append an operation to the pending ones, with the time that the policy gives it."""
-    append(ld64(w + L.W_UNIT), op, ready_time(w, row, size))
+    append(ld64(w + L.W_UNIT), op, ready_time(w, op, row, size))
 
 
 @helper

@@ -14,6 +14,7 @@ from tensorladder.vgpu.machine.native import helper
 from tensorladder.vgpu.machine.queue import pending_op, release_op, remove_at, rng
 from tensorladder.vgpu.machine.raw import fetch_add, fill_bytes, ld64, st32, st64
 from tensorladder.vgpu.machine.tmem import begin_cta, end_cta
+from tensorladder.vgpu.machine.trace import TRACE_CTA, traced
 
 
 @helper
@@ -55,6 +56,7 @@ def start_cta(u, slot, linear):
     for i in range(16 * 4):
         st64(c + L.C_BAR + 8 * i, 0)
     st64(c + L.C_CLUSTER_BAR, 0)
+    traced(launch, TRACE_CTA, ld64(u + L.U_CLOCK), linear, 0, ld64(c + L.C_SMID), u, c, ld64(c + L.C_SHARED), 0, 0)
     begin_cta(c)
     shared = ld64(c + L.C_SHARED)
     size = ld64(c + L.C_SHARED_SIZE)
@@ -106,6 +108,7 @@ def start_warp(u, c, w, n, threads, rank):
     st64(w + L.W_HASH, 0)
     st64(w + L.W_REPEATS, 0)
     st64(w + L.W_STATE, 0)
+    st64(w + L.W_DONE_CLOCK, 0)
     st64(w + L.W_CLUSTER_ARRIVED, 0)
     st64(w + L.W_CLUSTER_DONE, 0)
     st64(w + L.W_STARVED, 0)

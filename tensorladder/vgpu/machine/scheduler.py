@@ -20,6 +20,7 @@ from tensorladder.vgpu.machine.raw import default_float_environment, ld32, ld64,
 from tensorladder.vgpu.machine.residency import end_unit, fill_slots, leave, may_follow
 from tensorladder.vgpu.machine.stall import fire_all_due, give_up, quiescent, set_clock
 from tensorladder.vgpu.machine.tmem import can_allocate, stores_done
+from tensorladder.vgpu.machine.trace import TRACE_EXIT, TRACE_GO, TRACE_STOP, is_timed, traced_warp, woken_at
 from tensorladder.vgpu.machine.vectors import lanes_equal32, lanes_equal64
 from tensorladder.vgpu.machine.wgmma import groups_pending
 
@@ -79,6 +80,8 @@ def wake_ready(w):
     waiting = ld64(w + L.W_LIVE) & ~ld64(w + L.W_READY)
     lanes = 0
     news = False
+    now = ld64(ld64(w + L.W_UNIT) + L.U_CLOCK)
+    at = 0
     while waiting != 0:
         lane = trailing_zeros(waiting)
         kind = ld32(w + L.W_WAIT + 4 * lane)
@@ -94,11 +97,11 @@ def wake_ready(w):
         if condition(w, kind, a, b):
             lanes |= alike
             news |= kind != L.WAIT_TIME
+            at = max(at, woken_at(w, kind, a, b, now) if is_timed(w) else now)
     if lanes != 0:
         wake(w, lanes)
-        now = ld64(ld64(w + L.W_UNIT) + L.U_CLOCK)
-        if ld64(w + L.W_CLOCK) < now:
-            st64(w + L.W_CLOCK, now)
+        if ld64(w + L.W_CLOCK) < at:
+            st64(w + L.W_CLOCK, at)
     return news
 
 
@@ -115,23 +118,38 @@ def run_slice(u, c, w, policy):
         length = TIMED_SLICE
     start = ld64(w + L.W_CLOCK)
     st64(w + L.W_LIMIT, start + length)
+    if ld64(w + L.W_STATE) == 1:
+        st64(w + L.W_STATE, 0)
+        traced_warp(w, TRACE_GO, start, 0, 0, 0, 0)
     code = run_warp(ld64(w + L.W_KERNEL), w)
     st64(u + L.U_INSTRS, ld64(u + L.U_INSTRS) + ld64(w + L.W_CLOCK) - start)
     launch = ld64(u + L.U_LAUNCH)
     if code == L.RET_EXIT:
         st64(w + L.W_STATE, 2)
+        traced_warp(w, TRACE_EXIT, ld64(w + L.W_CLOCK), 0, 0, 0, 0)
         live = ld64(c + L.C_LIVE_WARPS) - 1
         st64(c + L.C_LIVE_WARPS, live)
         settle_barriers(c)
         if live == 0:
             leave(u, c)
         return 2
+    if code == L.RET_BLOCKED and ld64(launch + L.L_TRACE) != 0:
+        stopped(w)
     if code == L.RET_ERROR:
         st64(launch + L.L_STOP, 1)
         return 2
     if ld64(w + L.W_PROGRESS) != before:
         return 2
     return 1 if code == L.RET_BLOCKED else 0
+
+
+@helper
+def stopped(w):
+    """Record that a warp waits, and for what its first lane does."""
+    lane = trailing_zeros(ld64(w + L.W_LIVE))
+    a, b = ld64(w + L.W_WAIT_A + 8 * lane), ld64(w + L.W_WAIT_B + 8 * lane)
+    traced_warp(w, TRACE_STOP, ld64(w + L.W_CLOCK), ld32(w + L.W_WAIT + 4 * lane), a, b, ld64(w + L.W_IID))
+    st64(w + L.W_STATE, 1)
 
 
 @helper

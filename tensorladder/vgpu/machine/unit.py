@@ -105,6 +105,7 @@ class Unit:
         # windows of CTAs are 1024-aligned as on the chip; a guard of one KB follows
         stride = -(-(shared_bytes + 1024) // 1024) * 1024
         shared = self._take(stride * slots)
+        clocks = self._take(2 * stride * slots)  # pages that nobody touches take no memory
         maps = self._take((-(-shared_bytes // 64) + 64) * slots)
         self.shared, self.stride = shared, stride
         self.warp_memory = warp_memory
@@ -133,6 +134,7 @@ class Unit:
                 L.C_WARPS: warp_memory + place * warps * L.W_BYTES,
                 L.C_NWARPS: warps,
                 L.C_MBAR_MAP: maps + place * map_bytes,
+                L.C_MBAR_CLOCK: clocks + place * 2 * stride,
                 L.C_LAUNCH: launch.address,
                 L.C_DONE: 1,
                 L.C_NTHREADS: threads,

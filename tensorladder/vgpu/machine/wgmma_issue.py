@@ -154,7 +154,7 @@ def tl_wgmma_mma(w, table, form, a, b, keeps, lanes, iid):
     st64(op + L.A_HELD, 0)
     st64(op + L.A_WARP, w)
     if not is_eager(w):
-        st64(op + L.A_READY, ready_time(w, LAT_TENSOR, 64 * 16 * ((form >> FORM_N) & 0x1FF)))
+        st64(op + L.A_READY, ready_time(w, op, LAT_TENSOR, 64 * 16 * ((form >> FORM_N) & 0x1FF)))
         return 1
     run_wgmma(u, op)
     remove_at(u, position_of(u, op))
