@@ -1,4 +1,4 @@
-"""What a file in the Trace Event Format has to keep for Perfetto to show all of it, and where its trace processor is."""
+"""What a file in the Trace Event Format has to keep for Perfetto to show all of it; where its trace processor is."""
 
 from __future__ import annotations
 
