@@ -2,7 +2,8 @@
 
 Lines are those of code: no blank ones, no comments, no docstrings; of a rung in CUDA C++ its .py, its .cu and the
 headers that this includes. Registers and shared memory are those of the compiled kernel's launch at 2048 cubed, for the
-twins' first common architecture from sm_90a up. FILE: results that `tensorladder bench --results` kept, for the times.
+twins' first common architecture from sm_90a up. FILE: results that `tensorladder bench --suite twins` kept, for the
+times.
 """
 
 from __future__ import annotations
@@ -16,17 +17,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tensorladder.core import cubin
+from tensorladder.measure.suites import TWINS
 from tensorladder.rungs.rung import RungInfo, find, load
 
-#: in CUDA C++, in CuTe DSL
-TWINS = (
-    ("cuda-a1-naive", "a1-naive-cuda-like"),
-    ("cuda-a2-smem", "a2-smem-padded"),
-    ("cuda-a3-register-tile", "a2-smem-swizzled"),
-    ("cuda-b2-vectorized-2d", "b2-warp-mma"),
-    ("cuda-c1-wgmma", "c1-wgmma"),
-    ("cuda-d1-tcgen05", "d1-tcgen05"),
-)
 SHAPE = (2048, 2048, 2048)
 COLUMNS = ("rung", "lines", "arch", "registers", "SMEM KB", "TFLOPS")
 
@@ -84,7 +77,7 @@ def table(times: dict[str, float]) -> str:
     columns = COLUMNS if times else COLUMNS[:-1]
     rows = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
     for pair in TWINS:
-        infos = [find(name) for name in pair]
+        infos = [find(name) for name in pair if name]
         arch = next(a for a in ("sm_90a", "sm_100a") if all(a in info.archs for info in infos))
         rows += [f"| {' | '.join(row(info, arch, times)[: len(columns)])} |" for info in infos]
     return "\n".join(rows)

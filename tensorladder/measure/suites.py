@@ -20,8 +20,8 @@ Shape = tuple[int, int, int]
 class Suite:
     """Shapes (M, N, K) with what they are, the element type they are timed in, and which rungs by default.
 
-    every_rung: all there are; else those that no other rung of the architecture builds on. ops: calls of the op
-    (`calls.CALLS`) that it times instead of rungs.
+    every_rung: all there are; else those that no other rung of the architecture builds on. rungs: these alone.
+    ops: calls of the op (`calls.CALLS`) that it times instead of rungs.
     """
 
     name: str
@@ -29,6 +29,7 @@ class Suite:
     dtype: str
     shapes: dict[Shape, str]
     every_rung: bool = False
+    rungs: tuple[str, ...] = ()
     ops: tuple[str, ...] = ()
 
 
@@ -97,6 +98,19 @@ _EXPERTS: dict[Shape, str] = {
 }
 _THREE = dict(list(_FEW.items())[:6:2])
 
+#: Rungs in CUDA C++, and their twins in CuTe DSL ("": none, that is the language's own step).
+TWINS = (
+    ("cuda-a1-naive", "a1-naive-cuda-like"),
+    ("cuda-a2-smem", "a2-smem-padded"),
+    ("cuda-a3-register-tile", "a2-smem-swizzled"),
+    ("cuda-b1-wmma", ""),
+    ("cuda-b1-wmma-smem", ""),
+    ("cuda-b1-wmma-vectorized", ""),
+    ("cuda-b2-vectorized-2d", "b2-warp-mma"),
+    ("cuda-c1-wgmma", "c1-wgmma"),
+    ("cuda-d1-tcgen05", "d1-tcgen05"),
+)
+
 SUITES: dict[str, Suite] = {
     suite.name: suite
     for suite in (
@@ -121,6 +135,10 @@ SUITES: dict[str, Suite] = {
             ops=("grouped-8", "grouped-32", "grouped-128"),
         ),
         Suite("fp8", "the op on e4m3, scales by tensor and by row", "e4m3", _FEW, ops=("fp8", "fp8-rows")),
+        Suite(
+            "twins", "rungs in CUDA C++ and their twins in CuTe DSL", "fp16", _cubes(2048),
+            rungs=tuple(name for pair in TWINS for name in pair if name),
+        ),
     )
 }
 
@@ -151,8 +169,10 @@ def takes(info: RungInfo) -> bool:
 
 
 def rungs_of(suite: Suite, infos: tuple[RungInfo, ...], arch: str) -> tuple[RungInfo, ...]:
-    """The rungs that a suite times for an architecture unless told: all, or the tops of it."""
+    """The rungs that a suite times for an architecture unless told: its own, all, or the tops of it."""
     fits = [info for info in infos if arch in info.archs and takes(info)]
+    if suite.rungs:
+        return tuple(info for info in fits if info.name in suite.rungs)
     if suite.every_rung:
         return tuple(fits)
     # Of the languages that the ladder is told in, the first alone: twins would only be timed twice.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from benchmarks import twins
-from tensorladder.rungs.rung import find
+from tensorladder.measure import suites
+from tensorladder.measure.suites import TWINS
+from tensorladder.rungs.rung import catalog, find
 
 PYTHON = '''"""A docstring,
 of two lines."""
@@ -40,10 +42,15 @@ def test_lines_of_code(tmp_path):
 
 
 def test_twins_compute_the_same():
-    for names in twins.TWINS:
-        ours, theirs = (find(name) for name in names)
+    for ours, theirs in ((find(name), find(twin)) for name, twin in TWINS if twin):
         assert ours.series == "cuda" and theirs.series == ours.step[-2]
         assert ours.problem is theirs.problem and "fp16" in ours.dtypes
+
+
+def test_every_rung_in_cuda_is_in_the_table_and_timed():
+    assert {name for name, _ in TWINS} == {info.name for info in catalog() if info.series == "cuda"}
+    timed = [info.name for info in suites.rungs_of(suites.find("twins"), catalog(), "sm_90a")]
+    assert set(timed) == {name for pair in TWINS for name in pair if name and "sm_90a" in find(name).archs}
 
 
 def test_times_are_read_from_kept_results(tmp_path):
