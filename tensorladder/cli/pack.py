@@ -48,7 +48,7 @@ def pack(
     if ops or form:
         return _ops(folder, arch, form or (), dtype or (), shape or (), suite, sms, tune, add, as_json)
     start = time.perf_counter()
-    shapes = [parse_shape(text) for text in shape or ()]
+    shapes = [parse_shape(text, least=0) for text in shape or ()]
     wanted = packs.wanted(rungs or (), arch, suites.find(suite or "ladder"), shapes, dtype or ())
     # What a suite asks for and a rung does not take is left out; what a person asks for by name must be there.
     refused: list[str] | None = None if shapes else []

@@ -28,7 +28,7 @@ def run(
     """Run one rung, compare it with float64 and time the launch."""
     asked = plan(
         find(rung),
-        shape=parse_shape(shape) if shape is not None else None,
+        shape=parse_shape(shape, least=0) if shape is not None else None,
         dtype=dtype,
         arch=arch,
         on=on,

@@ -43,7 +43,7 @@ def show(
     if len(chosen) > 1:
         raise UsageError(f"--{chosen[0]} and --{chosen[1]} cannot be shown at once: choose one")
     view = chosen[0] if chosen else "doc"
-    asked = {"shape": parse_shape(shape) if shape else None, "dtype": dtype, "arch": arch}
+    asked = {"shape": parse_shape(shape, least=0) if shape else None, "dtype": dtype, "arch": arch}
     text, lexer = _text(info, view, asked)
     if as_json:
         output.emit({**record(info), "view": view, "text": text})

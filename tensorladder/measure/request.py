@@ -17,15 +17,18 @@ EXTENT_LIMIT = 1 << 31
 _RANDOM = re.compile(r"random:(\d{1,18})")
 
 
-def parse_shape(text: str) -> tuple[int, ...]:
-    """ "512,512,512" as integers. UsageError for anything but positive extents below 2^31, split by commas."""
+def parse_shape(text: str, least: int = 1) -> tuple[int, ...]:
+    """ "512,512,512" as integers. UsageError for anything but extents from `least` to below 2^31, split by commas.
+
+    least: 0 where a problem looks at them afterwards, which may have a padding of 0.
+    """
     parts = [part.strip() for part in text.split(",")]
     if not all(re.fullmatch(r"[0-9]+", part) for part in parts):
         raise UsageError(f"--shape {text!r} is not a list of positive integers: write --shape 512,512,512")
     extents = tuple(int(part) for part in parts)
     for extent in extents:
-        if not 0 < extent < EXTENT_LIMIT:
-            raise UsageError(f"--shape {text!r}: extent {extent} must lie between 1 and 2^31 - 1")
+        if not least <= extent < EXTENT_LIMIT:
+            raise UsageError(f"--shape {text!r}: extent {extent} must lie between {least} and 2^31 - 1")
     return extents
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tensorladder.core.errors import UsageError
 from tensorladder.problems.attention import ATTENTION, ATTENTION_CAUSAL
 from tensorladder.problems.block_scaled import GEMM_BLOCK_SCALED
+from tensorladder.problems.convolution import CONVOLUTION
 from tensorladder.problems.gemm import GEMM, GEMM_BATCHED, GEMM_COLWISE_SCALE
 from tensorladder.problems.gemm_epilogue import GEMM_EPILOGUE
 from tensorladder.problems.grouped_gemm import GROUPED_GEMM
@@ -32,7 +33,7 @@ PROBLEMS: dict[str, Problem] = {
     for problem in (
         VECTOR_ADD, ROW_SUM, GEMM, GEMM_BATCHED, GEMM_COLWISE_SCALE, GEMM_EPILOGUE, GROUPED_GEMM, RAGGED_GEMM,
         GEMM_BLOCK_SCALED, ATTENTION, ATTENTION_CAUSAL, SPARSE_ATTENTION, SWIZZLE, TV_TO_MN, DOUBLED,
-        TOPK_INDEXER,
+        TOPK_INDEXER, CONVOLUTION,
     )
 }
 

@@ -132,6 +132,7 @@ class Problem:
     useful floating-point operations. draw(shape, dtype, seed): the inputs, where they depend on each other.
     refuse(shape, dtype): why such a shape cannot be, in one line that says what can; None where it can.
     verify(outputs, inputs, shape, dtype): the judgement, where several outputs are right and `bound` cannot say which.
+    may_be_zero: the axes that may.
     """
 
     name: str
@@ -147,6 +148,7 @@ class Problem:
     draw: Callable[[Shape, str, int], Arrays] | None = None
     refuse: Callable[[Shape, str], str | None] = lambda shape, dtype: None
     verify: Callable[[Arrays, Arrays, Shape, Dtype], Verdict] | None = None
+    may_be_zero: tuple[str, ...] = ()
 
     def check(self, shape: Shape, dtype: str) -> tuple[Shape, str]:
         """The shape as integers and the dtype's canonical name; UsageError where they do not fit this problem."""
@@ -154,7 +156,7 @@ class Problem:
         if len(shape) != len(self.axes):
             raise UsageError(f"shape has {len(shape)} extents: {self.name} takes --shape {axes}")
         for axis, extent in zip(self.axes, shape, strict=True):
-            if int(extent) != extent or extent < 1:
+            if int(extent) != extent or extent < (axis not in self.may_be_zero):
                 raise UsageError(f"shape: {axis}={extent} must be a positive integer (--shape {axes})")
         name = dtype_named(dtype).name
         if name not in self.dtypes:

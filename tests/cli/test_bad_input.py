@@ -48,7 +48,7 @@ RUNGS_AND_SERIES = [
 SHAPES = [
     ("run a0 --shape many", "many"),
     ("run a0 --shape 1,2", "N"),
-    ("run a0 --shape 0", "1 and 2^31"),
+    ("run a0 --shape 0", "N=0 must be a positive integer"),
     ("run a0 --shape=-8", "-8"),
     ("run a0 --shape 1.5", "1.5"),
     ("run a0 --shape 1e3", "1e3"),
@@ -60,7 +60,7 @@ SHAPES = [
     ("run a1 --shape 512,512", "M,N,K"),
     ("run a1 --shape 2,512,512,512", "M,N,K"),
     ("run a1 --shape 512x512x512", "512,512,512"),
-    ("run a1 --shape 512,512,0", "1 and 2^31"),
+    ("run a1 --shape 512,512,0", "K=0 must be a positive integer"),
     ("run a1 --shape 512;512;512", "512,512,512"),
     ("run a1 --shape 2147483647,2147483647,64", "GB"),
     ("show a1 --ptx --shape 1,2", "M,N,K"),

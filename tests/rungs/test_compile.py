@@ -49,6 +49,8 @@ FEATURES = {
     "b9-epilogue": [r"cp\.async\.cg\.shared\.global\s+\[%r\d+\], \[%rd\d+\], 16, %r\d+;",
                     "ldmatrix.sync.aligned.m8n8.x4.shared", "ldmatrix.sync.aligned.m8n8.x4.trans",
                     "st.global.v4"],
+    "b10-implicit-gemm": [r"cp\.async\.cg\.shared\.global\s+\[%r\d+\], \[%rd\d+\], 16, %r\d+;",
+                          "mma.sync.aligned.m16n8k16", "ldmatrix.sync.aligned.m8n8.x4"],
     "b7-warp-specialized": ["setmaxnreg.inc", "setmaxnreg.dec", "mbarrier.arrive.expect_tx", "bar.warp.sync"],
     "b8-register-double-buffering": ["bar.arrive", "setmaxnreg.inc", "ldmatrix.sync.aligned.m8n8.x4"],
     "a0-cluster-reduce": ["shfl.sync.bfly", "barrier.cluster.arrive", "barrier.cluster.wait", "mapa.shared::cluster"],

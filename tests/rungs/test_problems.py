@@ -29,6 +29,7 @@ SMALL = {
     "attention": (2, 3, 20, 33, 40),
     "attention_causal": (2, 3, 20, 33, 40),
     "topk_indexer": (7, 4, 100),
+    "convolution": (2, 7, 9, 5, 6, 3, 2, 2, 1, 2),
 }
 CASES = [(name, dtype) for name, problem in PROBLEMS.items() for dtype in problem.dtypes]
 
