@@ -13,15 +13,17 @@ import json
 import re
 import sys
 import tokenize
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from tensorladder.core import cubin
+from tensorladder.measure import bench
 from tensorladder.measure.suites import TWINS
 from tensorladder.rungs.rung import RungInfo, find, load
 
 SHAPE = (2048, 2048, 2048)
-COLUMNS = ("rung", "lines", "arch", "registers", "SMEM KB", "TFLOPS")
+COLUMNS = ("rung", "lines", "arch", "registers", "SMEM KB", "us", "TFLOPS", "over cuBLAS")
+TIMES = 3  # columns of them
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 _INCLUDE = re.compile(r'^#include "([^"]+)"', re.M)
@@ -60,7 +62,7 @@ def _cuda(path: Path) -> int:
     return sum(bool(line.strip()) for line in _COMMENT.sub("", path.read_text(encoding="utf-8")).splitlines())
 
 
-def row(info: RungInfo, arch: str, times: dict[str, float]) -> tuple[str, ...]:
+def row(info: RungInfo, arch: str, times: Mapping[str, bench.Record]) -> tuple[str, ...]:
     """A rung's cells, in the order of COLUMNS."""
     dtype = "fp16"
     program = load(info).compile(arch, SHAPE, dtype)
@@ -68,13 +70,19 @@ def row(info: RungInfo, arch: str, times: dict[str, float]) -> tuple[str, ...]:
     code = launch.module.cubin or b""
     smem = launch.smem + cubin.static_shared_bytes(code, launch.kernel)
     registers = cubin.registers(code, launch.kernel)
-    time = f"{times[info.name]:.0f}" if info.name in times else ""
-    return info.name, str(lines(info)), arch, str(registers), f"{smem / 1024:.1f}", time
+    return info.name, str(lines(info)), arch, str(registers), f"{smem / 1024:.1f}", *cells(times.get(info.name))
 
 
-def table(times: dict[str, float]) -> str:
+def cells(record: bench.Record | None) -> tuple[str, ...]:
+    """The last columns: a rung's times."""
+    if record is None:
+        return ("",) * TIMES
+    return f"{record['median_us']:.5g}", f"{record['tflops']:.3g}", f"{record['ratio']:.2g}"
+
+
+def table(times: Mapping[str, bench.Record]) -> str:
     """All pairs, as Markdown."""
-    columns = COLUMNS if times else COLUMNS[:-1]
+    columns = COLUMNS if times else COLUMNS[:-TIMES]
     rows = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
     for pair in TWINS:
         infos = [find(name) for name in pair if name]
@@ -83,14 +91,14 @@ def table(times: dict[str, float]) -> str:
     return "\n".join(rows)
 
 
-def measured(paths: Sequence[str]) -> dict[str, float]:
-    """TFLOPS at 2048 cubed in fp16, by rung, of kept results."""
+def measured(paths: Sequence[str | Path]) -> dict[str, bench.Record]:
+    """Records at 2048 cubed in fp16, by rung, of kept results."""
     found = {}
     for path in paths:
         for line in Path(path).read_text(encoding="utf-8").splitlines():
             record = json.loads(line)
             if record.get("shape") == list(SHAPE) and record.get("dtype") == "fp16" and record["ok"]:
-                found[record["rung"]] = record["tflops"]
+                found[record["rung"]] = record
     return found
 
 

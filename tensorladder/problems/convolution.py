@@ -8,6 +8,7 @@ filter is not turned. P = (H + 2 o - d (R - 1) - 1) / u + 1, rounded down, and Q
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -59,9 +60,15 @@ def _lost(shape: Shape) -> float:
     return CONFIDENCE * math.sqrt(r * s * c) * ACCUMULATE_STEP
 
 
+def allowed(reference: Any, magnitudes: Any, shape: Shape, dtype: Dtype) -> Any:
+    """The largest right error of each element. magnitudes: the convolution of |X| with |F|."""
+    accumulate = _lost(shape) * magnitudes
+    return dtype.unit * (abs(reference) + accumulate) + accumulate + dtype.tiny
+
+
 def _bound(inputs: Arrays, reference: Arrays, shape: Shape, dtype: Dtype) -> Arrays:
-    accumulate = _lost(shape) * convolve(abs(inputs["X"]), abs(inputs["F"]), shape)
-    return {"Y": dtype.unit * (abs(reference["Y"]) + accumulate) + accumulate + dtype.tiny}
+    magnitudes = convolve(abs(inputs["X"]), abs(inputs["F"]), shape)
+    return {"Y": allowed(reference["Y"], magnitudes, shape, dtype)}
 
 
 def _flops(shape: Shape) -> int:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 from benchmarks import twins
 from tensorladder.measure import suites
 from tensorladder.measure.suites import TWINS
 from tensorladder.rungs.rung import catalog, find
 
+ROOT = Path(__file__).parents[2]
 PYTHON = '''"""A docstring,
 of two lines."""
 
@@ -60,4 +64,16 @@ def test_times_are_read_from_kept_results(tmp_path):
         '{"rung": "c1-wgmma", "shape": [2048, 2048, 2048], "dtype": "fp16", "ok": true, "tflops": 500.0}\n'
         '{"rung": "b5-tma", "shape": [4096, 4096, 4096], "dtype": "fp16", "ok": true, "tflops": 300.0}\n'
     )
-    assert twins.measured([str(kept)]) == {"c1-wgmma": 500.0}
+    found = twins.measured([kept])
+    assert list(found) == ["c1-wgmma"] and found["c1-wgmma"]["tflops"] == 500.0
+
+
+def test_the_readme_has_the_kept_times_and_the_lines_of_today():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    times = twins.measured([ROOT / "benchmarks/results/twins-h200.jsonl"])
+    for name in (name for pair in TWINS for name in pair if name):
+        row = re.search(rf"^\| {name} \|.*\|$", readme.partition("<!-- twins: begin -->")[2], re.M)
+        shown = [cell.strip() for cell in row[0].split("|")[1:-1]]
+        assert shown[1] == str(twins.lines(find(name))) and tuple(shown[-3:]) == twins.cells(times.get(name)), (
+            "put what `python -m benchmarks.twins benchmarks/results/twins-h200.jsonl` prints into README.md"
+        )

@@ -23,7 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tensorladder.core.program import Program
-from tensorladder.rungs.cuda.gemm import Geometry, ceil_div, compile_gemm
+from tensorladder.rungs.cuda.gemm import Geometry, compile_gemm
 from tensorladder.rungs.rung import Rung
 
 
@@ -55,8 +55,9 @@ def compile(arch: str, shape: tuple[int, ...], dtype: str, config: NaiveCudaConf
     RUNG.require(0 < threads <= 1024, f"block_m * block_n = {threads} threads: a CTA has at most 1024")
     RUNG.require(config.unroll > 0, f"unroll={config.unroll}: at least 1")
 
-    def geometry(m: int, n: int, k: int) -> Geometry:
-        grid = (ceil_div(n, config.block_n), ceil_div(m, config.block_m), 1)
-        return grid, (config.block_n, config.block_m, 1), 0
+    return compile_gemm(RUNG, __file__, arch, dtype, config, geometry(config))
 
-    return compile_gemm(RUNG, __file__, arch, dtype, config, geometry)
+
+def geometry(config: NaiveCudaConfig) -> Geometry:
+    """How the kernel is launched."""
+    return Geometry(tile=(config.block_m, config.block_n), block=(config.block_n, config.block_m, 1))

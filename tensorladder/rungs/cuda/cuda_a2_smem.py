@@ -27,7 +27,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tensorladder.core.program import Program
-from tensorladder.rungs.cuda.gemm import Geometry, ceil_div, compile_gemm
+from tensorladder.rungs.cuda.gemm import Geometry, compile_gemm
 from tensorladder.rungs.rung import Rung
 
 
@@ -55,8 +55,9 @@ def compile(arch: str, shape: tuple[int, ...], dtype: str, config: SmemCudaConfi
     config = config or SmemCudaConfig()
     RUNG.require(config.tile in (8, 16, 32), f"tile={config.tile}: 8, 16 or 32, a CTA has tile * tile threads")
 
-    def geometry(m: int, n: int, k: int) -> Geometry:
-        grid = (ceil_div(n, config.tile), ceil_div(m, config.tile), 1)
-        return grid, (config.tile, config.tile, 1), 0
+    return compile_gemm(RUNG, __file__, arch, dtype, config, geometry(config))
 
-    return compile_gemm(RUNG, __file__, arch, dtype, config, geometry)
+
+def geometry(config: SmemCudaConfig) -> Geometry:
+    """How the kernel is launched."""
+    return Geometry(tile=(config.tile, config.tile), block=(config.tile, config.tile, 1))

@@ -25,7 +25,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tensorladder.core.program import Program
-from tensorladder.rungs.cuda.gemm import Geometry, ceil_div, compile_gemm
+from tensorladder.rungs.cuda.gemm import Geometry, compile_gemm
 from tensorladder.rungs.rung import Rung
 
 
@@ -59,7 +59,10 @@ def compile(arch: str, shape: tuple[int, ...], dtype: str, config: RegisterTileC
     RUNG.require(threads <= 512, f"tile={config.tile}: {threads} threads of up to 128 registers, at most 512 fit")
     RUNG.require(0 < smem <= 48 << 10, f"tile={config.tile}: {smem} bytes of shared memory, 1 to 49152")
 
-    def geometry(m: int, n: int, k: int) -> Geometry:
-        return (ceil_div(n, bN), ceil_div(m, bM), 1), (threads, 1, 1), 0
+    return compile_gemm(RUNG, __file__, arch, dtype, config, geometry(config))
 
-    return compile_gemm(RUNG, __file__, arch, dtype, config, geometry)
+
+def geometry(config: RegisterTileCudaConfig) -> Geometry:
+    """How the kernel is launched."""
+    bM, bN, _ = config.tile
+    return Geometry(tile=(bM, bN), block=(bM // 8 * (bN // 8), 1, 1))

@@ -25,7 +25,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tensorladder.core.program import Program
-from tensorladder.rungs.cuda.gemm import Geometry, ceil_div, compile_gemm
+from tensorladder.rungs.cuda.gemm import Geometry, compile_gemm
 from tensorladder.rungs.rung import Rung
 
 
@@ -55,7 +55,10 @@ def compile(arch: str, shape: tuple[int, ...], dtype: str, config: WmmaCudaConfi
     warps = config.warps_m * config.warps_n
     RUNG.require(0 < warps <= 32, f"warps_m * warps_n = {warps}: a CTA has 1 to 32 warps")
 
-    def geometry(m: int, n: int, k: int) -> Geometry:
-        return (ceil_div(n, 16 * config.warps_n), ceil_div(m, 16 * config.warps_m), 1), (32 * warps, 1, 1), 0
+    return compile_gemm(RUNG, __file__, arch, dtype, config, geometry(config))
 
-    return compile_gemm(RUNG, __file__, arch, dtype, config, geometry, align=32)
+
+def geometry(config: WmmaCudaConfig) -> Geometry:
+    """How the kernel is launched."""
+    warps_m, warps_n = config.warps_m, config.warps_n
+    return Geometry(tile=(16 * warps_m, 16 * warps_n), block=(32 * warps_m * warps_n, 1, 1), align=32)

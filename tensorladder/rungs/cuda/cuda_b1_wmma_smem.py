@@ -26,7 +26,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tensorladder.core.program import Program
-from tensorladder.rungs.cuda.gemm import Geometry, ceil_div, compile_gemm
+from tensorladder.rungs.cuda.gemm import Geometry, compile_gemm
 from tensorladder.rungs.rung import Rung
 
 
@@ -64,7 +64,10 @@ def compile(arch: str, shape: tuple[int, ...], dtype: str, config: WmmaSmemCudaC
     RUNG.require(bM * bN <= 4096 * warps, f"tile={config.tile}: more than 4096 sums a warp do not fit its registers")
     RUNG.require(smem <= 48 << 10, f"tile={config.tile}: {smem} bytes of shared memory, at most 49152")
 
-    def geometry(m: int, n: int, k: int) -> Geometry:
-        return (ceil_div(n, bN), ceil_div(m, bM), 1), (32 * warps, 1, 1), 0
+    return compile_gemm(RUNG, __file__, arch, dtype, config, geometry(config))
 
-    return compile_gemm(RUNG, __file__, arch, dtype, config, geometry)
+
+def geometry(config: WmmaSmemCudaConfig) -> Geometry:
+    """How the kernel is launched."""
+    bM, bN, _ = config.tile
+    return Geometry(tile=(bM, bN), block=(32 * config.warps_m * config.warps_n, 1, 1))

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 from tensorladder.core import arch as archs
 from tensorladder.core.program import Program
-from tensorladder.rungs.cuda.gemm import Geometry, ceil_div, compile_gemm
+from tensorladder.rungs.cuda.gemm import Geometry, compile_gemm
 from tensorladder.rungs.rung import Rung
 
 
@@ -62,8 +62,7 @@ def compile(arch: str, shape: tuple[int, ...], dtype: str, config: Vectorized2dC
     config = config or Vectorized2dCudaConfig()
     bM, bN, bK = config.tile
     warps = config.warps_m * config.warps_n
-    smem = max(config.stages * 2 * (bM + bN) * bK, 2 * bM * (bN + 8))  # the ring, then C's tile in its place
-    limit = archs.find(arch).smem_per_cta
+    smem, limit = geometry(config).smem, archs.find(arch).smem_per_cta
     RUNG.require(k % 8 == 0, f"K={k}: rows are copied 16 bytes at a time, pad K to a multiple of 8")
     RUNG.require(0 < warps <= 32, f"warps_m * warps_n = {warps}: a CTA has 1 to 32 warps")
     RUNG.require(bM > 0 and bM % (16 * config.warps_m) == 0, f"tile={config.tile}: M does not fit the warps")
@@ -74,7 +73,12 @@ def compile(arch: str, shape: tuple[int, ...], dtype: str, config: Vectorized2dC
     RUNG.require(smem <= limit, f"stages={config.stages}: {smem} bytes of shared memory, {arch} has {limit}")
     RUNG.require(config.raster > 0, f"raster={config.raster}: at least 1 row of tiles")
 
-    def geometry(m: int, n: int, k: int) -> Geometry:
-        return (ceil_div(n, bN) * ceil_div(m, bM), 1, 1), (32 * warps, 1, 1), smem
+    return compile_gemm(RUNG, __file__, arch, dtype, config, geometry(config))
 
-    return compile_gemm(RUNG, __file__, arch, dtype, config, geometry, k_multiple=8, align=16)
+
+def geometry(config: Vectorized2dCudaConfig) -> Geometry:
+    """How the kernel is launched."""
+    bM, bN, bK = config.tile
+    smem = max(config.stages * 2 * (bM + bN) * bK, 2 * bM * (bN + 8))  # the ring, then C's tile in its place
+    threads = 32 * config.warps_m * config.warps_n
+    return Geometry(tile=(bM, bN), block=(threads, 1, 1), smem=smem, flat=True, k_multiple=8, align=16)

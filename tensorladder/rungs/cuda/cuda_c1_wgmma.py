@@ -27,10 +27,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tensorladder.core import arch as archs
-from tensorladder.core.dlpack import View
 from tensorladder.core.program import Program
-from tensorladder.frontends.cudacpp import Parameter
-from tensorladder.rungs.cuda.gemm import Geometry, ceil_div, compile_gemm, tma_operand
+from tensorladder.rungs.cuda.gemm import Geometry, compile_gemm
 from tensorladder.rungs.rung import Rung
 
 
@@ -65,10 +63,7 @@ def compile(arch: str, shape: tuple[int, ...], dtype: str, config: WgmmaCudaConf
     (_, _, k), dtype = RUNG.check(arch, shape, dtype)
     config = config or WgmmaCudaConfig()
     bM, bN, bK = config.tile
-    ring = config.stages * 2 * (bM + bN) * bK
-    # 1 KB to align it, and the ring, or in its place C's tile
-    smem = 1024 + max(ring + 8 * config.stages, 2 * bM * (bN + 8))
-    limit = archs.find(arch).smem_per_cta
+    smem, limit = geometry(config).smem, archs.find(arch).smem_per_cta
     RUNG.require(k % 8 == 0, f"K={k}: TMA wants row pitches of 16 bytes, pad K to a multiple of 8")
     RUNG.require(1 <= config.warpgroups <= 4, f"warpgroups={config.warpgroups}: 1 to 4")
     RUNG.require(bM == 64 * config.warpgroups, f"tile={config.tile}: M must be 64 * warpgroups")
@@ -81,10 +76,14 @@ def compile(arch: str, shape: tuple[int, ...], dtype: str, config: WgmmaCudaConf
     registers = (bN // 2 + 40) * 128 * config.warpgroups * config.ctas_per_sm
     RUNG.require(0 < registers <= 65536, f"ctas_per_sm={config.ctas_per_sm}: {registers} registers, an SM has 65536")
 
-    def geometry(m: int, n: int, k: int) -> Geometry:
-        return (ceil_div(n, bN) * ceil_div(m, bM), 1, 1), (128 * config.warpgroups, 1, 1), smem
+    return compile_gemm(RUNG, __file__, arch, dtype, config, geometry(config))
 
-    def operands(a: View, b: View, c: View) -> tuple[Parameter, ...]:
-        return tma_operand(a, (bM, bK)), tma_operand(b, (bN, bK)), c.data
 
-    return compile_gemm(RUNG, __file__, arch, dtype, config, geometry, operands, k_multiple=8, align=16)
+def geometry(config: WgmmaCudaConfig) -> Geometry:
+    """How the kernel is launched."""
+    bM, bN, bK = config.tile
+    ring = config.stages * 2 * (bM + bN) * bK
+    # 1 KB to align it, and the ring, or in its place C's tile
+    smem = 1024 + max(ring + 8 * config.stages, 2 * bM * (bN + 8))
+    threads = 128 * config.warpgroups
+    return Geometry(tile=(bM, bN), block=(threads, 1, 1), smem=smem, flat=True, box_k=bK, k_multiple=8, align=16)

@@ -28,10 +28,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tensorladder.core import arch as archs
-from tensorladder.core.dlpack import View
 from tensorladder.core.program import Program
-from tensorladder.frontends.cudacpp import Parameter
-from tensorladder.rungs.cuda.gemm import Geometry, ceil_div, compile_gemm, tma_operand
+from tensorladder.rungs.cuda.gemm import Geometry, compile_gemm
 from tensorladder.rungs.rung import Rung
 
 
@@ -64,10 +62,7 @@ def compile(arch: str, shape: tuple[int, ...], dtype: str, config: Tcgen05CudaCo
     (_, _, k), dtype = RUNG.check(arch, shape, dtype)
     config = config or Tcgen05CudaConfig()
     bM, bN, bK = config.tile
-    ring = config.stages * 2 * (bM + bN) * bK
-    # 1 KB to align it, and the ring, or in its place C's tile
-    smem = 1024 + max(ring + 16 * config.stages + 16, 2 * bM * (bN + 8))
-    limit = archs.find(arch).smem_per_cta
+    smem, limit = geometry(config).smem, archs.find(arch).smem_per_cta
     RUNG.require(k % 8 == 0, f"K={k}: TMA wants row pitches of 16 bytes, pad K to a multiple of 8")
     RUNG.require(bM == 128, f"tile={config.tile}: M must be 128, the lanes of tensor memory")
     RUNG.require(bN in (32, 64, 128, 256), f"tile={config.tile}: N must be 32, 64, 128 or 256 columns of tensor memory")
@@ -76,10 +71,13 @@ def compile(arch: str, shape: tuple[int, ...], dtype: str, config: Tcgen05CudaCo
     RUNG.require(smem <= limit, f"stages={config.stages}: {smem} bytes of shared memory, {arch} has {limit}")
     RUNG.require(config.raster > 0, f"raster={config.raster}: at least 1 row of tiles")
 
-    def geometry(m: int, n: int, k: int) -> Geometry:
-        return (ceil_div(n, bN) * ceil_div(m, bM), 1, 1), (128, 1, 1), smem
+    return compile_gemm(RUNG, __file__, arch, dtype, config, geometry(config))
 
-    def operands(a: View, b: View, c: View) -> tuple[Parameter, ...]:
-        return tma_operand(a, (bM, bK)), tma_operand(b, (bN, bK)), c.data
 
-    return compile_gemm(RUNG, __file__, arch, dtype, config, geometry, operands, k_multiple=8, align=16)
+def geometry(config: Tcgen05CudaConfig) -> Geometry:
+    """How the kernel is launched."""
+    bM, bN, bK = config.tile
+    ring = config.stages * 2 * (bM + bN) * bK
+    # 1 KB to align it, and the ring, or in its place C's tile
+    smem = 1024 + max(ring + 16 * config.stages + 16, 2 * bM * (bN + 8))
+    return Geometry(tile=(bM, bN), block=(128, 1, 1), smem=smem, flat=True, box_k=bK, k_multiple=8, align=16)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +17,49 @@ from tensorladder.rungs.rung import Rung
 NUMPY_NAMES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 OPERANDS = (("A", "MK"), ("B", "NK"), ("C", "MN"))
 
-Geometry = tuple[Dim3, Dim3, int]
-"""Grid in CTAs, block in threads, dynamic shared memory in bytes."""
+
+@dataclass(frozen=True)
+class Geometry:
+    """How a kernel is launched, and what it demands of its arrays.
+
+    tile: rows and columns of C that a CTA computes. block: its threads. smem: its dynamic shared memory in bytes.
+    flat: CTAs are numbered along x, else columns of tiles along x and rows along y. box_k: where the kernel takes A and
+    B as tensor maps, the columns of a box (its rows are the tile's); 0: pointers. K is a multiple of k_multiple, arrays
+    start at multiples of `align` bytes.
+    """
+
+    tile: tuple[int, int]
+    block: Dim3
+    smem: int = 0
+    flat: bool = False
+    box_k: int = 0
+    k_multiple: int = 1
+    align: int = 1
+
+    def grid(self, m: int, n: int) -> Dim3:
+        """CTAs for C (m, n)."""
+        rows, columns = ceil_div(m, self.tile[0]), ceil_div(n, self.tile[1])
+        return (rows * columns, 1, 1) if self.flat else (columns, rows, 1)
+
+    def macros(self) -> dict[str, int]:
+        """For the same host part in C++ (`bindings/launch.cu`)."""
+        rows, columns = self.tile
+        return {
+            "GRID_M": rows, "GRID_N": columns, "GRID_FLAT": int(self.flat), "BLOCK_X": self.block[0],
+            "BLOCK_Y": self.block[1], "DYNAMIC_SMEM": self.smem, "BOX_K": self.box_k, "K_MULTIPLE": self.k_multiple,
+            "ALIGN": self.align,
+        }  # fmt: skip
+
+    def operands(self, a: View, b: View, c: View) -> tuple[Parameter, ...]:
+        """The first three parameters of the kernel."""
+        if not self.box_k:
+            return a.data, b.data, c.data
+        return tma_operand(a, (self.tile[0], self.box_k)), tma_operand(b, (self.tile[1], self.box_k)), c.data
 
 
 def ceil_div(a: int, b: int) -> int:
     """a / b, rounded up."""
     return -(-a // b)
-
-
-def addresses(a: View, b: View, c: View) -> tuple[Parameter, ...]:
-    """The first three parameters of a kernel that takes pointers."""
-    return a.data, b.data, c.data
 
 
 _DRIVER_TYPES = {"float16": 6, "bfloat16": 9}  # CUtensorMapDataType
@@ -45,34 +76,29 @@ def tma_operand(matrix: View, box: tuple[int, int]) -> bytes:
     return encode(made)
 
 
-def compile_gemm(
-    rung: Rung,
-    file: str,
-    arch: str,
-    dtype: str,
-    config: Any,
-    geometry: Callable[[int, int, int], Geometry],
-    operands: Callable[[View, View, View], tuple[Parameter, ...]] = addresses,
-    k_multiple: int = 1,
-    align: int = 1,
-) -> Program:
-    """The .cu beside the rung's `file`, for every (M, N, K) with K a multiple of k_multiple, arrays at multiples of
-    `align` bytes.
+def compile_gemm(rung: Rung, file: str, arch: str, dtype: str, config: Any, geometry: Geometry) -> Program:
+    """The .cu beside the rung's `file`, for every (M, N, K) that its geometry allows.
 
-    Its kernel takes what `operands` makes of A (M, K), B (N, K) and C (M, N), all row-major, and then the integers M,
-    N and K. geometry(m, n, k): how it is launched.
+    Its kernel takes A (M, K), B (N, K) and C (M, N), all row-major, and then the integers M, N and K.
     """
 
     def call(*arrays: View) -> Call:
         m, n, k = extents(rung.name, dtype, *arrays)
-        rung.require(k % k_multiple == 0, f"K={k}: pad it to a multiple of {k_multiple}")
+        rung.require(k % geometry.k_multiple == 0, f"K={k}: pad it to a multiple of {geometry.k_multiple}")
         for (operand, _), array in zip(OPERANDS, arrays):
-            rung.require(array.data % align == 0, f"{operand} must start at a multiple of {align} bytes: copy it")
-        grid, block, smem = geometry(m, n, k)
-        return Call(grid, block, (*operands(*arrays), m, n, k), smem)
+            aligned = array.data % geometry.align == 0
+            rung.require(aligned, f"{operand} must start at a multiple of {geometry.align} bytes: copy it")
+        parameters = (*geometry.operands(*arrays), m, n, k)
+        return Call(geometry.grid(m, n), geometry.block, parameters, geometry.smem)
 
-    defines = {"Element": dtype, **macros(config)}
-    return compile_file(Path(file).with_suffix(".cu"), call, arch=arch, name=rung.name, defines=defines)
+    return compile_file(
+        Path(file).with_suffix(".cu"), call, arch=arch, name=rung.name, defines=kernel_macros(dtype, config)
+    )
+
+
+def kernel_macros(dtype: str, config: Any) -> dict[str, Any]:
+    """What a rung's .cu is compiled with."""
+    return {"Element": dtype, **macros(config)}
 
 
 def macros(config: Any) -> dict[str, int]:
