@@ -7,7 +7,8 @@ fused-dsa-split for each number of rows, and the peers (`benchmarks.sparse_peers
 Every row has 2048 tokens, different ones, anywhere in the cache: of 2048 pages (131072 tokens, 151 MB) or of 512
 (38 MB, which the L2 holds). Queries, indices and outputs rotate through as many sets as it takes to pass twice the L2
 by what their tokens are. torch gathers the keys, multiplies and sums, eager and compiled. All results are compared with
-the problem's bounds, element by element, in three of the rows.
+the problem's bounds, element by element, in three of the rows; and before anything is timed, ours are judged on odd
+shapes with the problem's own inputs, which have rows of few tokens and of none.
 """
 
 from __future__ import annotations
@@ -25,18 +26,19 @@ from tensorladder.core.errors import TensorladderError
 from tensorladder.measure import bench
 from tensorladder.measure import pack as packs
 from tensorladder.measure.suites import Suite
-from tensorladder.problems import DTYPES
+from tensorladder.problems import DTYPES, examine
 from tensorladder.problems.attention import attend, attend_bound
 from tensorladder.problems.sparse_attention import HEADS, LATENT, PAGE, ROTARY, SM_SCALE, SPARSE_ATTENTION
 from tensorladder.silicon import pack
 from tensorladder.silicon.driver import facts
 from tensorladder.silicon.nvml import Meter
-from tensorladder.silicon.target import cuda_torch
+from tensorladder.silicon.target import cuda_torch, download, upload
 from tensorladder.silicon.timing import Options, compare
 
 ARCH, TOPK = "sm_90a", 2048
 ROWS, PAGES = (1, 8, 64, 256, 1024), (2048, 512)
 SHAPES = [(rows, TOPK, pages) for pages in PAGES for rows in ROWS]
+ODD = [(7, 333, 8), (3, 2048, 40), (150, 130, 3)]
 OURS = ("fused-dsa-wgmma", "fused-dsa-split")
 MOST_SETS = 64
 KEY = LATENT + ROTARY
@@ -47,7 +49,7 @@ def make(folder: Path, flashmla: Path | None, flashinfer: Path | None, cutlass: 
     made = []
     for spec in specs:
         info, config = packs.parse_spec(spec)
-        for shape in SHAPES:
+        for shape in SHAPES + ODD:
             made.append(packs.make(packs.Wanted(info, config, shape, "bf16"), ARCH))
             print(f"{spec} {shape}: packed", file=sys.stderr)
     entries, _, size = packs.write(folder, ARCH, made)
@@ -140,16 +142,18 @@ class Work:
                 calls[name] = [kernel.bind(self.stream, *(t[a.name] for a in entry.arrays)) for t in self.sets]
         for name, function in functions.items():
             calls[name] = [self._keeping(function, t) for t in self.sets]
-        path = library(self.folder, "flashmla")
-        if path.exists():
-            one = peers.FlashMla(self.torch, path, self.cache.whole, facts()["sms"])
-            calls["flashmla"] = [one.bind(t, self.stream) for t in self.sets]
-        for name in ("flashinfer-fa3", "flashinfer-fa2"):
+        for name in peers.SOURCES:
             path = library(self.folder, name)
             if path.exists():
-                other = peers.FlashInfer(self.torch, path, self.shape, self.stream)
-                calls[name] = [other.bind(t) for t in self.sets]
+                calls[name] = self._peer(name, path)
         return calls
+
+    def _peer(self, name: str, path: Path) -> list[Any]:
+        if name == "flashmla":
+            one = peers.FlashMla(self.torch, path, self.cache.whole, facts()["sms"])
+            return [one.bind(t, self.stream) for t in self.sets]
+        other = peers.FlashInfer(self.torch, path, self.shape, self.stream)
+        return [other.bind(t) for t in self.sets]
 
     def _keeping(self, function: Any, t: dict[str, Any]) -> Any:
         names = ("q_nope", "q_pe", "ckv_cache", "kpe_cache", "sparse_indices")
@@ -194,12 +198,30 @@ class Work:
         return {"ok": ok, "error": error}
 
 
+def judge_odd(torch: Any, opened: pack.Pack) -> Iterator[bench.Record]:
+    """Whether each rung is right on each odd shape: records without times."""
+    stream = torch.cuda.current_stream().cuda_stream
+    for entry in (entry for entry in opened.entries if entry.shape in ODD):
+        case = SPARSE_ATTENTION.make(entry.shape, "bf16", seed=len(entry.rung))
+        tensors = {name: upload(torch, array) for name, array in case.arrays.items()}
+        opened.kernel(entry)(stream, *(tensors[array.name] for array in entry.arrays))
+        torch.cuda.synchronize()
+        for name in case.arrays:
+            download(torch, tensors[name], case.arrays[name])
+        verdict = examine(case)
+        yield {
+            "rung": entry.rung, "config": dict(entry.config), "shape": list(entry.shape), "dtype": "bf16",
+            "ok": verdict.ok, "error": verdict.error, "tolerance": case.tolerance,
+        }  # fmt: skip
+
+
 def measure(folder: Path, options: Options, only: list[int], compiles: bool) -> Iterator[bench.Record]:
     """A record a shape, rung and baseline. only: numbers of rows, none for all. compiles: with torch.compile, too."""
     torch = cuda_torch()
     opened = pack.Pack.open(folder)
     opened.check_gpu()
     meter, cache = Meter(), None
+    yield from judge_odd(torch, opened)
     functions = {"torch": by_torch(torch)}
     if compiles:
         functions["torch.compile"] = torch.compile(by_torch(torch), dynamic=True)
@@ -256,13 +278,14 @@ def main() -> int:
         if args.verb == "pack":
             print(make(args.folder, args.flashmla, args.flashinfer, args.cutlass, args.rungs))
             return 0
-        records = []
+        records: list[bench.Record] = []
         options = Options(seconds=args.seconds, settle=args.settle)
+        host = bench.machine(Suite("sparse-attention", "", "bf16", {})) if args.results else {}
         for record in measure(args.folder, options, args.rows, args.compile):
             records.append(record)
             print(_line(record), flush=True)
-        if args.results:
-            bench.keep(args.results, bench.machine(Suite("sparse-attention", "", "bf16", {})), records)
+            if args.results:
+                bench.keep(args.results, host, records)
         return bench.exit_code(records)
     except TensorladderError as error:
         print(f"benchmarks.sparse_attention: {error}", file=sys.stderr)
@@ -270,7 +293,10 @@ def main() -> int:
 
 
 def _line(r: bench.Record) -> str:
-    rows, _, pages = r["shape"]
+    rows, topk, pages = r["shape"]
+    if "baseline" not in r:
+        verdict = "right" if r["ok"] else "WRONG"
+        return f"{r['rung']:<16} {rows:>4} x {topk} of {pages * PAGE}: {verdict}, error {r['error']:.1e}"
     return (
         f"{r['rung']:<16} {rows:>4} of {pages * PAGE:>6}  {r['median_us']:8.1f} us {r['tflops']:6.1f} TFLOPS "
         f"{r['gathered_gb_s']:6.0f} GB/s{'' if r['ok'] else '  WRONG'}   {r['baseline']:<15} {r['baseline_us']:9.1f} us"
