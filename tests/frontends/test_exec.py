@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("cutlass")
 pytest.importorskip("torch")
 
-from tensorladder.core.errors import KernelError, Unsupported, UsageError
+from tensorladder.core.errors import KernelError, UsageError
 from tensorladder.frontends.cutedsl_script import cutedsl_hook
 from tensorladder.frontends.ptxparams import entry
 from tensorladder.vgpu.driver import run_script
@@ -199,8 +199,33 @@ def test_a_captured_graph_runs_at_each_replay(tmp_path):
         assert torch.equal(c, b)
         """
     assert run(tmp_path, HEAD + textwrap.dedent(body)) == 0
-    with pytest.raises(Unsupported, match="torch's add of a device tensor in a captured CUDA graph"):
-        run(tmp_path, HEAD + "\nwith torch.cuda.graph(torch.cuda.CUDAGraph()):\n    a + b\n")
+
+
+def test_torch_operations_in_a_captured_graph(tmp_path):
+    body = """
+        x, y, total = torch.ones(4, device="cuda"), torch.zeros(4, device="cuda"), torch.zeros(4, device="cuda")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y.copy_(x)
+            z = (y * 2).view(2, 2)
+            total += y
+            kernels.add_plain(a, b, c)
+            d = torch.cat([c[:2], z[0]])
+            try:
+                bool(x[0])
+            except RuntimeError as error:
+                assert "capturing" in str(error)
+            else:
+                raise SystemExit("the host cannot wait")
+        assert not y.any() and not total.any(), "nothing runs while it is captured"
+        for n in (1, 2):
+            x.fill_(n)
+            graph.replay()
+            assert (y == n).all() and (z == 2 * n).all()
+            assert torch.equal(d, torch.cat([(a + b)[:2], z[0]]))
+        assert (total == 3).all()
+        """
+    assert run(tmp_path, HEAD + textwrap.dedent(body)) == 0
 
 
 def test_a_benchmark_keeps_what_its_workspace_points_to(tmp_path):

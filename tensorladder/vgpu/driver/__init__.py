@@ -1,6 +1,6 @@
 """What host code sees of the virtual GPU: the `torch.cuda` facade, and the runner of unmodified scripts."""
 
-from .script import Hook, run_script
+from .script import Hook, attached, run_script
 from .session import Session
 
-__all__ = ["Hook", "Session", "run_script"]
+__all__ = ["Hook", "Session", "attached", "run_script"]

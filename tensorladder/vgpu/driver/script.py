@@ -43,7 +43,30 @@ def run_script(
     script = Path(path)
     if not script.is_file():
         raise UsageError(f"no such script: {str(path)!r}")
-    session = Session(find(arch), stream_factory or _device_streams(arch, policy, seed, checked))
+    device = attached(arch, policy, seed, checked, hooks=hooks, stream_factory=stream_factory)
+    with device as session, _as_main(script, argv):
+        code = _run(script, session)
+    if code == 0 and session.incomplete is not None:  # the script caught it and went on
+        raise session.incomplete
+    return code
+
+
+@contextlib.contextmanager
+def attached(
+    arch: str = "sm_90a",
+    policy: str = "eager",
+    seed: int = 0,
+    checked: bool = False,
+    *,
+    timeout: float | None = None,
+    hooks: Sequence[Hook] = (),
+    stream_factory: StreamFactory | None = None,
+) -> Iterator[Session]:
+    """While this lasts, this process has the virtual GPU for its CUDA device. Arguments as of `run_script`.
+
+    timeout: seconds that a launch may take.
+    """
+    session = Session(find(arch), stream_factory or _device_streams(arch, policy, seed, checked, timeout))
     with contextlib.ExitStack() as stack:
         if importlib.util.find_spec("torch"):
             from .torch_facade import torch_facade
@@ -52,8 +75,7 @@ def run_script(
         stack.enter_context(driver_facade(session))
         for hook in hooks:
             stack.enter_context(hook(session))
-        stack.enter_context(_as_main(script, argv))
-        return _run(script, session)
+        yield session
 
 
 def _run(script: Path, session: Session) -> int:
@@ -84,10 +106,12 @@ def _as_main(script: Path, argv: Sequence[str]) -> Iterator[None]:
         sys.argv, sys.path[:] = before
 
 
-def _device_streams(arch: str, policy: str, seed: int, checked: bool) -> StreamFactory:
+def _device_streams(
+    arch: str, policy: str, seed: int, checked: bool, timeout: float | None = None
+) -> StreamFactory:
     from ... import vgpu
 
-    device = vgpu.Device(arch=arch, policy=policy, seed=seed, checked=checked)
+    device = vgpu.Device(arch=arch, policy=policy, seed=seed, checked=checked, timeout=timeout)
     return lambda ranges: _ScriptStream(device, ranges)
 
 

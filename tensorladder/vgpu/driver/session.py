@@ -7,15 +7,16 @@ may be read by the next line. Launches of one host function still run together, 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NoReturn
 
 from ...core.arch import Arch
-from ...core.errors import TensorladderError, UsageError
+from ...core.errors import TensorladderError, Unsupported, UsageError
 from ...core.program import Launch, LaunchRecorder, Stream
 
 TIMES_NOTE = "times are the emulation's wall time, not a GPU's"
@@ -37,22 +38,29 @@ class HostRange:
     owner: Any = None
 
 
+Step = Launch | Callable[[], None]
+"""What a captured graph does: a kernel, or work that the facade does on the host."""
+
+
 @dataclass
 class Session:
     """arch: what the script sees. new_stream(ranges): a stream on which launches may touch the given host memory.
 
     tensor_types: classes of arrays on the device that a facade added. failure is the first error of a launch, kept
-    because foreign code between it and the top may turn it into another.
+    because foreign code between it and the top may turn it into another; incomplete the first thing that is not
+    modelled, kept because a script may catch it and go on. launches counts those that were run.
     """
 
     arch: Arch
     new_stream: Callable[[list[HostRange]], Stream]
     emulated_seconds: float = 0.0
     failure: TensorladderError | None = None
+    incomplete: Unsupported | None = None
+    launches: int = 0
     tensor_types: tuple[type, ...] = ()
     _tracked: dict[int, tuple[weakref.ref[Any], HostRange]] = field(default_factory=dict)
     _notes: set[str] = field(default_factory=set)
-    _captured: list[Launch] | None = None
+    _captured: list[Step] | None = None
     _held: list[Any] | None = None
 
     @property
@@ -61,7 +69,7 @@ class Session:
         return self._captured is not None
 
     @contextlib.contextmanager
-    def capture(self) -> Iterator[list[Launch]]:
+    def capture(self) -> Iterator[list[Step]]:
         """While this lasts, what host functions enqueue is appended to the list and does not run."""
         if self._captured is not None:
             raise UsageError("a graph is being captured already")
@@ -71,13 +79,27 @@ class Session:
         finally:
             self._captured = None
 
+    def record(self, step: Callable[[], None]) -> None:
+        """Append work that is no launch to the graph that is captured."""
+        assert self._captured is not None
+        self._captured.append(step)
+
     def launch(self, launch: Launch) -> None:
         """Run one launch, or record it where a graph is captured."""
         self.run(lambda stream: stream.enqueue(launch))
 
-    def replay(self, launches: Sequence[Launch]) -> None:
-        """Run captured launches, in order, on the memory that their parameters name."""
+    def replay(self, steps: Sequence[Step]) -> None:
+        """Run captured work, in order, on the memory that it names. Neighbouring launches run together."""
+        for _, group in itertools.groupby(steps, lambda step: isinstance(step, Launch)):
+            neighbours = list(group)
+            launches = [step for step in neighbours if isinstance(step, Launch)]
+            if launches:
+                self._run_all(launches)
+            for step in neighbours:
+                if not isinstance(step, Launch):
+                    step()
 
+    def _run_all(self, launches: Sequence[Launch]) -> None:
         def enqueue(stream: Stream) -> None:
             for launch in launches:
                 stream.enqueue(launch)
@@ -107,9 +129,12 @@ class Session:
         start = time.perf_counter()
         try:
             result = enqueue(stream)
+            self.launches += 1
             stream.synchronize()
         except TensorladderError as error:
             self.failure = self.failure or error
+            if isinstance(error, Unsupported):
+                self.incomplete = self.incomplete or error
             raise
         finally:
             self.emulated_seconds += time.perf_counter() - start
@@ -135,6 +160,12 @@ class Session:
         """The device memory that is alive now, with its owner held."""
         alive = [(reference(), range_) for reference, range_ in list(self._tracked.values())]
         return [replace(range_, owner=owner) for owner, range_ in alive if owner is not None]
+
+    def refuse(self, what: str) -> NoReturn:
+        """Unsupported: a script asks for something of a GPU that is not modelled."""
+        error = Unsupported(f"{what} is not modelled by the virtual GPU")
+        self.incomplete = self.incomplete or error
+        raise error
 
     def note(self, text: str) -> None:
         """Tell the person something once, beside the script's own output."""

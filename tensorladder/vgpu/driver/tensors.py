@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from ...core.errors import Unsupported
 from . import scaled
 from .session import HostRange, Session
 
@@ -36,6 +36,11 @@ _NO_LAUNCH = {
     "detach", "empty", "empty_like", "empty_strided", "new_empty", "as_strided", "expand", "get_device",
     "is_floating_point",
     "__hash__", "__len__", "__format__", "__repr__", "as_subclass", "requires_grad_", "nelement", "_is_view",
+}  # fmt: skip
+#: what the host waits for, which CUDA refuses while a graph is captured
+_WAITS = {
+    "__bool__", "__int__", "__float__", "__index__", "__contains__", "item", "tolist", "cpu", "nonzero", "equal",
+    "is_nonzero",
 }  # fmt: skip
 
 
@@ -96,8 +101,6 @@ def _block_scaled(*args: Any, use_fast_accum: bool = False, **kwargs: Any) -> Cu
 
 def _widened(tree: Any) -> tuple[Any, torch.dtype | None]:
     """`tree` with its 16-bit tensors in float32, and what they were; (tree, None) where another dtype is among them."""
-    from torch.utils._pytree import tree_flatten, tree_unflatten
-
     leaves, shape = tree_flatten(tree)
     dtypes = {leaf.dtype for leaf in leaves if isinstance(leaf, torch.Tensor)}
     if len(dtypes) != 1 or not dtypes <= set(_HALF):
@@ -141,7 +144,36 @@ class OnHost(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         if self._session.capturing and CudaTensor in types and func.__name__ not in _NO_LAUNCH:
-            raise Unsupported(f"torch's {func.__name__} of a device tensor in a captured CUDA graph is not modelled")
+            return self._recorded(func, args, kwargs)
+        return self._answered(func, args, kwargs)
+
+    def _recorded(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """An operation on device tensors in a graph that is captured: its result is there, filled at each replay.
+
+        It runs once here, for the shape of what it gives, and what it changed is put back.
+        """
+        if func.__name__ in _WAITS:
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+        inputs = [plain(x) for x in tree_leaves((args, kwargs)) if isinstance(x, CudaTensor)]
+        homes = {id(x.untyped_storage()): x.untyped_storage() for x in inputs}
+        before = [(home, home.clone()) for home in homes.values()]
+        result = self._answered(func, args, kwargs)
+        for home, content in before:
+            home.copy_(content)
+        outputs = [plain(x).detach() for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
+        fresh = [id(x.untyped_storage()) not in homes for x in outputs]
+
+        def again() -> None:
+            with torch.no_grad():
+                given = [plain(x) for x in tree_leaves(func(*args, **kwargs)) if isinstance(x, torch.Tensor)]
+                for output, new, made in zip(outputs, given, fresh):
+                    if made:
+                        output.copy_(new)
+
+        self._session.record(again)
+        return result
+
+    def _answered(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if func in self._moves:
             return self._seen(self._moves[func](*args, **kwargs))
         kwargs.pop("pin_memory", None)

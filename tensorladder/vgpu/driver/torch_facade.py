@@ -14,10 +14,8 @@ from typing import Any
 
 import torch
 
-from ...core.errors import Unsupported
-from ...core.program import Launch
 from . import reentry
-from .session import TIMES_NOTE, Session
+from .session import TIMES_NOTE, Session, Step
 from .tensors import CudaTensor, OnHost, claims_cuda
 
 _MEMORY = 80 << 30
@@ -113,26 +111,23 @@ def _name(session: Session) -> str:
     return f"tensorladder virtual GPU ({session.arch.name})"
 
 
-def _refuse(what: str) -> Callable[..., Any]:
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise Unsupported(f"{what} is not modelled by the virtual GPU")
-
-    return refuse
+def _refuse(session: Session, what: str) -> Callable[..., Any]:
+    return lambda *_, **__: session.refuse(what)
 
 
 def _graph(session: Session) -> tuple[type, type]:
-    """torch.cuda.CUDAGraph and torch.cuda.graph: kernel launches are recorded, and run at each replay."""
+    """torch.cuda.CUDAGraph and torch.cuda.graph: work is recorded, and run at each replay."""
 
     class VirtualGraph:
-        """A graph of launches. Torch's own operations on device tensors are refused while one is captured."""
+        """A graph of launches and of torch's own operations on device tensors."""
 
         def __init__(self, *_: Any, **__: Any):
-            self._launches: list[Launch] = []
-            self._capture: contextlib.AbstractContextManager[list[Launch]] | None = None
+            self._steps: list[Step] = []
+            self._capture: contextlib.AbstractContextManager[list[Step]] | None = None
 
         def capture_begin(self, *_: Any, **__: Any) -> None:
             self._capture = session.capture()
-            self._launches = self._capture.__enter__()
+            self._steps = self._capture.__enter__()
 
         def capture_end(self) -> None:
             if self._capture is None:
@@ -141,10 +136,10 @@ def _graph(session: Session) -> tuple[type, type]:
             self._capture = None
 
         def replay(self) -> None:
-            session.replay(self._launches)
+            session.replay(self._steps)
 
         def reset(self) -> None:
-            self._launches = []
+            self._steps = []
 
         def pool(self) -> tuple[int, int]:
             return (0, 0)
@@ -220,7 +215,7 @@ def _answers(session: Session) -> dict[str, Any]:
         "CUDAGraph": graphs[0],
         "graph": graphs[1],
         "is_current_stream_capturing": lambda: session.capturing,
-        "cudart": _refuse("torch.cuda.cudart()"),
+        "cudart": _refuse(session, "torch.cuda.cudart()"),
     }
 
 

@@ -1,0 +1,157 @@
+"""`pytest --vgpu sm_100a`: a kernel library's GPU tests on the virtual GPU, unmodified, on a machine with no GPU.
+
+Before a conftest or test module is imported, the process gets the virtual GPU for its CUDA device, as a script has it
+under `tensorladder exec`. A test that needs something which is not modelled ends as *incomplete*: it never counts as
+passed, whatever it made of the error. The summary says how many tests ran and launched kernels, how many passed, and
+what was incomplete and why.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Generator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+_KEY: pytest.StashKey[_Plugin] = pytest.StashKey()
+
+# What torch and other hosts say where the virtual GPU's stand-in for them ends: their message, and what it means here.
+_GAPS = (
+    (re.compile(r"Torch not compiled with CUDA enabled"), "a part of torch.cuda that is not stood in for"),
+    (re.compile(r"Found no NVIDIA driver|libcuda\.so|CUDA_ERROR_NO_DEVICE"), "a call that goes to a driver directly"),
+    (re.compile(r"from the 'CUDA' backend"), "an operator that torch has for CUDA alone"),
+    (re.compile(r"not implemented for '(Half|BFloat16|Float8\w*|Float4\w*)'"), "an operator torch lacks on the CPU"),
+)  # fmt: skip
+_PLACES = re.compile(r"\bPTX line \d+,? ?|\b0x[0-9a-f]+\b|\b\d{3,}\b")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("tensorladder", "tests of GPU kernels on the virtual GPU")
+    group.addoption("--vgpu", metavar="ARCH", help="run GPU tests on the virtual GPU of this architecture")
+    group.addoption("--vgpu-async", metavar="POLICY", default="eager", help="when asynchronous effects happen: eager, "
+                    "lazy, random:N or timed")  # fmt: skip
+    group.addoption("--vgpu-timeout", metavar="SECONDS", type=float, help="stop a launch after this long")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """Attach the virtual GPU before anything of the library under test is imported."""
+    options = early_config.known_args_namespace
+    if options.vgpu:
+        early_config.stash[_KEY] = _Plugin(options.vgpu, options.vgpu_async, options.vgpu_timeout)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    plugin = config.stash.get(_KEY, None)
+    if plugin is not None:
+        config.pluginmanager.register(plugin, "tensorladder-vgpu")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    plugin = config.stash.get(_KEY, None)
+    if plugin is not None:
+        plugin.detach()
+
+
+class _Plugin:
+    """The virtual GPU of a test run, and the count of what came of its tests."""
+
+    def __init__(self, arch: str, policy: str, timeout: float | None):
+        from tensorladder.core.errors import TensorladderError
+
+        self._stack = ExitStack()
+        self.outcomes: Counter[str] = Counter()
+        self.incomplete: Counter[str] = Counter()
+        self.skipped: Counter[str] = Counter()
+        self.launched = 0
+        try:
+            self.session = self._attach(arch, policy, timeout)
+        except TensorladderError as error:
+            raise pytest.UsageError(f"--vgpu: {error}") from None
+        self.name = f"{self.session.arch.name}, {policy}"
+
+    def _attach(self, arch: str, policy: str, timeout: float | None) -> Any:
+        from tensorladder.core.arch import find
+        from tensorladder.measure.request import parse_policy
+        from tensorladder.measure.scripts import hooks
+        from tensorladder.vgpu.driver import attached
+
+        device = attached(find(arch).name, parse_policy(policy), timeout=timeout, hooks=hooks())
+        return self._stack.enter_context(device)
+
+    def detach(self) -> None:
+        self._stack.close()
+
+    def pytest_report_header(self) -> str:
+        return f"virtual GPU: {self.name} (no time printed by a test is a GPU's)"
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        self.session.failure = self.session.incomplete = None
+        self.session.launches = 0
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[Any]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        report.vgpu_launches = self.session.launches if report.when == "call" else 0  # type: ignore[attr-defined]
+        reason = self._reason(call.excinfo.value if report.failed and call.excinfo else None)
+        if reason is not None:
+            path, line, _ = item.location
+            report.outcome = "skipped"
+            report.longrepr = (path, line or 0, f"incomplete: {reason}")
+            report.vgpu_incomplete = reason  # type: ignore[attr-defined]
+        elif report.failed and self.session.failure is not None:
+            report.sections.append(("virtual GPU", str(self.session.failure)))
+        return report
+
+    def _reason(self, error: BaseException | None) -> str | None:
+        """Why what a test did, or failed of, was not modelled; None where that is not so."""
+        from tensorladder.core.errors import Unsupported
+
+        if self.session.incomplete is not None:
+            return str(self.session.incomplete)
+        if error is None or isinstance(error, Unsupported):
+            return str(error) if error else None
+        text = str(error).strip().partition("\n")[0]
+        return next((f"{meaning}: {text}" for said, meaning in _GAPS if said.search(text)), None)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_report_teststatus(self, report: pytest.TestReport) -> Any:
+        if getattr(report, "vgpu_incomplete", None) is None:
+            return None
+        return "incomplete", "i", ("INCOMPLETE", {"yellow": True})
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        reason = getattr(report, "vgpu_incomplete", None)
+        if reason is not None:
+            self.outcomes["incomplete"] += 1
+            self.incomplete[_grouped(reason)] += 1
+        elif report.when == "call" or report.outcome != "passed":
+            word = "expected to fail" if hasattr(report, "wasxfail") and report.skipped else report.outcome
+            self.outcomes[word] += 1
+            if word == "skipped" and isinstance(report.longrepr, tuple):
+                self.skipped[report.longrepr[2].removeprefix("Skipped: ")] += 1
+        self.launched += bool(getattr(report, "vgpu_launches", 0))
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        write = terminalreporter.write_line
+        terminalreporter.section(f"virtual GPU: {self.name}")
+        words = ("passed", "failed", "incomplete", "expected to fail", "skipped")
+        counts = ", ".join(f"{self.outcomes[word]} {word}" for word in words if self.outcomes[word])
+        write(f"{sum(self.outcomes.values())} tests: {counts or 'none'}; {self.launched} launched kernels")
+        for title, reasons in (("incomplete", self.incomplete), ("skipped by the tests", self.skipped)):
+            if reasons:
+                write(f"{title}:")
+                for reason, count in reasons.most_common():
+                    write(f"  {count:5} {reason}")
+
+
+def _grouped(reason: str) -> str:
+    """A reason without what differs from test to test: places in the PTX, addresses and large numbers."""
+    return " ".join(_PLACES.sub("..", reason).split())[:200]
