@@ -20,7 +20,20 @@ def device_attribute(arch: str, attribute: int) -> int:
         8: archs.STATIC_SMEM_LIMIT,  # shared memory a block without opting in
         10: archs.WARP_SIZE,
         12: archs.REGISTERS_PER_SM,  # registers a block
+        9: 64 << 10,  # constant memory
+        15: 1,  # copies while kernels run
         16: found.sm_count,
+        17: 0,  # no limit on a kernel's time
+        18: 0,  # not integrated
+        19: 1,  # maps host memory
+        20: 0,  # compute mode: default
+        31: 1,  # kernels at the same time
+        33: 0,  # PCI bus and device
+        34: 0,
+        41: 1,  # unified addressing
+        50: 0,  # PCI domain
+        83: 1,  # managed memory
+        88: 0,  # no access to pageable host memory
         13: 1_755_000,  # clock, kHz
         38: 50 << 20,  # L2 cache
         39: found.max_threads_per_sm,
@@ -32,6 +45,8 @@ def device_attribute(arch: str, attribute: int) -> int:
         97: found.smem_per_cta,  # shared memory a block, opted in
         106: found.max_ctas_per_sm,
         111: found.reserved_smem,
+        115: 1,  # memory pools
+        120: int((major, minor) >= (9, 0)),  # clusters
     }
     if attribute not in known:
         raise Unsupported(f"cudaDeviceGetAttribute({attribute}) is not modelled")

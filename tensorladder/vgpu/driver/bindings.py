@@ -1,7 +1,7 @@
-"""`cuda.bindings` for a script on a machine with no driver: the calls that set up devices, streams, events and memory.
+"""`cuda.bindings` for a script on a machine with no driver: devices, streams, events, memory, modules and graphs.
 
-Two tables, one for the driver API and one for the runtime API; each entry returns what follows the error code. What
-is not in them stays what it was and fails for want of a driver. Device memory lies in host memory.
+Two tables, one for the driver API and one for the runtime API; each entry returns what follows the error code. A call
+that is in neither is refused by name. Device memory lies in host memory.
 """
 
 from __future__ import annotations
@@ -9,16 +9,20 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import itertools
+import re
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from ...core import arch as archs
 from ...core.devicefacts import device_attribute
-from ...core.errors import UsageError
-from .session import TIMES_NOTE, HostRange, Session
+from ...core.errors import Unsupported, UsageError
+from .modules import DriverError, Modules, listen_to_nvrtc
+from .session import DEVICE_MEMORY, TIMES_NOTE, HostRange, Session, Step
 
 _VERSION = 13000
 _POISON = 0xFF
@@ -52,8 +56,24 @@ class _Block:
         self.array = array
 
 
-def _copy(target: Any, source: Any, size: int, *_: Any) -> None:
-    ctypes.memmove(_address(target), _address(source), int(size))
+def _copy(session: Session) -> Callable[..., None]:
+    def copy(target: Any, source: Any, size: int, *_: Any) -> None:
+        to, whence = _address(target), _address(source)
+        _do(session, lambda: ctypes.memmove(to, whence, int(size)), target, source)
+
+    return copy
+
+
+def _do(session: Session, work: Callable[[], Any], *keep: Any) -> None:
+    """Do it now, or at each replay of the graph that is captured; `keep` stays alive as long as that."""
+
+    def step(_keep: tuple[Any, ...] = keep) -> None:
+        work()
+
+    if session.capturing:
+        session.record(step)
+    else:
+        work()
 
 
 def _address(pointer: Any) -> int:
@@ -64,10 +84,12 @@ def _address(pointer: Any) -> int:
         return np.frombuffer(pointer, np.uint8).ctypes.data
 
 
-def _fill(width: int) -> Callable[..., None]:
+def _fill(session: Session, width: int) -> Callable[..., None]:
     def fill(target: Any, value: int, count: int, *_: Any) -> None:
         block = (ctypes.c_uint8 * (width * int(count))).from_address(int(target))
-        np.frombuffer(memoryview(block), f"u{width}")[:] = value
+        array = np.frombuffer(memoryview(block), f"u{width}")
+        word = int(value) & ((1 << 8 * width) - 1)
+        _do(session, lambda: array.fill(word))
 
     return fill
 
@@ -96,91 +118,250 @@ class _Events:
         return max((self._times[int(end)] - self._times[int(start)]) * 1e3, 1e-6)
 
 
+class _Graphs:
+    """Captured graphs, by the handles that a script holds; an instantiated graph has its own."""
+
+    def __init__(self, session: Session):
+        self._session = session
+        self._graphs: dict[int, list[Step]] = {}
+        self._next = itertools.count(1)
+        self._capture: contextlib.AbstractContextManager[list[Step]] | None = None
+        self._steps: list[Step] = []
+
+    def begin(self, *_: Any) -> None:
+        if self._capture is not None:
+            raise DriverError("CUDA_ERROR_ILLEGAL_STATE")
+        self._capture = self._session.capture()
+        self._steps = self._capture.__enter__()
+
+    def end(self, *_: Any) -> int:
+        """The captured graph."""
+        if self._capture is None:
+            raise DriverError("CUDA_ERROR_ILLEGAL_STATE")
+        self._capture.__exit__(None, None, None)
+        self._capture = None
+        return self._add(self._steps)
+
+    def copy(self, graph: Any, *_: Any) -> int:
+        """A handle of its own for a graph: cloned, or instantiated."""
+        return self._add(self._steps_of(graph))
+
+    def launch(self, graph: Any, *_: Any) -> None:
+        self._session.replay(self._steps_of(graph))
+
+    def _add(self, steps: list[Step]) -> int:
+        number = next(self._next)
+        self._graphs[number] = list(steps)
+        return number
+
+    def _steps_of(self, graph: Any) -> list[Step]:
+        if int(graph) not in self._graphs:
+            raise DriverError("CUDA_ERROR_INVALID_HANDLE")
+        return self._graphs[int(graph)]
+
+
+@dataclass(frozen=True)
+class _Host:
+    """What stands behind the calls of both APIs."""
+
+    session: Session
+    memory: Memory
+    events: _Events
+    modules: Modules
+    graphs: _Graphs
+
+    def attribute(self, attribute: Any, *_: Any) -> int:
+        try:
+            return device_attribute(self.session.arch.name, int(attribute))
+        except Unsupported:
+            self.session.refuse(f"device attribute {attribute}")
+
+
 Table = dict[str, Callable[..., Any]]
+_DRIVER_QUIET = (
+    "cuInit", "cuCtxSetCurrent", "cuCtxPushCurrent", "cuCtxSynchronize", "cuCtxDestroy", "cuEventSynchronize",
+    "cuEventDestroy", "cuEventQuery", "cuDevicePrimaryCtxRelease", "cuStreamDestroy", "cuStreamSynchronize",
+    "cuStreamQuery", "cuStreamWaitEvent", "cuGraphDestroy", "cuGraphExecDestroy", "cuGraphUpload",
+    "cuCtxSetCacheConfig", "cuFuncSetCacheConfig",
+)  # fmt: skip
+_RUNTIME_QUIET = (
+    "cudaSetDevice", "cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaStreamDestroy", "cudaStreamQuery",
+    "cudaEventSynchronize", "cudaEventDestroy", "cudaEventQuery", "cudaStreamWaitEvent", "cudaGraphDestroy",
+    "cudaGraphExecDestroy", "cudaGraphUpload", "cudaDeviceReset", "cudaSetDeviceFlags", "cudaInitDevice",
+)  # fmt: skip
+_ALLOCATIONS = {  # call -> what frees it
+    "cuMemAlloc": "cuMemFree", "cuMemAllocAsync": "cuMemFreeAsync", "cuMemAllocManaged": "cuMemFree",
+    "cudaMalloc": "cudaFree", "cudaMallocAsync": "cudaFreeAsync", "cudaMallocManaged": "cudaFree",
+    # pinned memory of the host is the device's as well
+    "cuMemAllocHost": "cuMemFreeHost", "cuMemHostAlloc": "cuMemFreeHost", "cudaMallocHost": "cudaFreeHost",
+    "cudaHostAlloc": "cudaFreeHost",
+}  # fmt: skip
+_POINTERS = ("cuMemAlloc", "cuMemAllocAsync", "cuMemAllocManaged")
 
 
-def _driver(driver: ModuleType, session: Session, memory: Memory, events: _Events) -> Table:
+def _allocations(host: _Host, prefix: str, pointer: Callable[[int], Any]) -> Table:
+    table: Table = {}
+    for name, free in _ALLOCATIONS.items():
+        if name.startswith(prefix):
+            wrap = pointer if name in _POINTERS else int
+            table[name] = lambda size, *_, wrap=wrap: wrap(host.memory.allocate(size))
+            table[free] = lambda address, *_: host.memory.free(address)
+    return table
+
+
+def _driver(driver: ModuleType, host: _Host) -> Table:
     context = driver.CUcontext(1)
-    quiet = (
-        "cuInit", "cuCtxSetCurrent", "cuCtxPushCurrent", "cuCtxSynchronize", "cuCtxDestroy", "cuEventSynchronize",
-        "cuEventDestroy", "cuDevicePrimaryCtxRelease", "cuStreamDestroy", "cuStreamSynchronize", "cuStreamQuery",
-        "cuStreamWaitEvent",
-    )  # fmt: skip
-    table: Table = dict.fromkeys(quiet, _nothing)
+    session, events, modules, graphs = host.session, host.events, host.modules, host.graphs
+    table: Table = dict.fromkeys(_DRIVER_QUIET, _nothing)
     contexts = ("cuCtxCreate", "cuCtxGetCurrent", "cuCtxPopCurrent", "cuDevicePrimaryCtxRetain")
     table |= {name: lambda *_: context for name in contexts}
     copies = ("cuMemcpy", "cuMemcpyHtoD", "cuMemcpyDtoH", "cuMemcpyDtoD")
-    table |= {name + tail: _copy for name in copies for tail in ("", "Async")}
-    table |= {f"cuMemsetD{8 * w}{tail}": _fill(w) for w in (1, 2, 4) for tail in ("", "Async")}
+    table |= {name + tail: _copy(session) for name in copies for tail in ("", "Async")}
+    table |= {f"cuMemsetD{8 * w}{tail}": _fill(session, w) for w in (1, 2, 4) for tail in ("", "Async")}
+    table |= _allocations(host, "cuM", driver.CUdeviceptr)
+    capturing = driver.CUstreamCaptureStatus
     return table | {
         "cuDriverGetVersion": lambda: _VERSION,
         "cuDeviceGetCount": lambda: 1,
         "cuDeviceGet": lambda _: driver.CUdevice(0),
         "cuCtxGetDevice": lambda *_: driver.CUdevice(0),
-        "cuDeviceGetName": lambda *_: b"tensorladder virtual GPU",
-        "cuDeviceGetAttribute": lambda attribute, _: device_attribute(session.arch.name, int(attribute)),
+        "cuDeviceGetName": lambda length=64, *_: b"tensorladder virtual GPU"[: int(length)],
+        "cuDeviceTotalMem": lambda _: DEVICE_MEMORY,
+        "cuMemGetInfo": lambda: (DEVICE_MEMORY, DEVICE_MEMORY),
+        "cuDeviceGetAttribute": host.attribute,
+        "cuGetErrorName": lambda error: driver.CUresult(error).name.encode(),
+        "cuGetErrorString": lambda error: driver.CUresult(error).name.encode(),
         "cuStreamCreate": lambda *_: driver.CUstream(0),
+        "cuStreamCreateWithPriority": lambda *_: driver.CUstream(0),
         "cuEventCreate": lambda *_: driver.CUevent(events.create()),
         "cuEventRecord": events.record,
         "cuEventElapsedTime": events.elapsed,
-        "cuMemAlloc": lambda size: driver.CUdeviceptr(memory.allocate(size)),
-        "cuMemFree": memory.free,
+        "cuMemHostGetDevicePointer": lambda pointer, *_: driver.CUdeviceptr(int(pointer)),
+        "cuModuleLoadData": lambda image: driver.CUmodule(modules.load(image)),
+        "cuModuleLoadDataEx": lambda image, *_: driver.CUmodule(modules.load(image)),
+        "cuModuleLoad": lambda path: driver.CUmodule(modules.load_file(path)),
+        "cuModuleUnload": modules.unload,
+        "cuModuleGetFunction": lambda module, name: driver.CUfunction(modules.function(module, name)),
+        "cuLibraryLoadData": lambda image, *_: driver.CUlibrary(modules.load(image)),
+        "cuLibraryLoadFromFile": lambda path, *_: driver.CUlibrary(modules.load_file(path)),
+        "cuLibraryUnload": modules.unload,
+        "cuLibraryGetKernel": lambda library, name: driver.CUkernel(modules.function(library, name)),
+        "cuLibraryGetModule": lambda library: driver.CUmodule(int(library)),
+        "cuKernelGetFunction": lambda kernel: driver.CUfunction(int(kernel)),
+        "cuFuncGetAttribute": modules.attribute,
+        "cuKernelGetAttribute": modules.attribute,
+        "cuFuncSetAttribute": modules.set_attribute,
+        "cuKernelSetAttribute": lambda attribute, value, kernel, *_: modules.set_attribute(kernel, attribute, value),
+        "cuOccupancyMaxActiveBlocksPerMultiprocessor": modules.occupancy,
+        "cuLaunchKernel": modules.launch,
+        "cuLaunchKernelEx": modules.launch_ex,
+        "cuLaunchCooperativeKernel": lambda *args: modules.launch(*args, cooperative=True),
+        "cuStreamBeginCapture": graphs.begin,
+        "cuStreamEndCapture": lambda *_: driver.CUgraph(graphs.end()),
+        "cuStreamIsCapturing": lambda *_: capturing(int(session.capturing)),
+        "cuGraphClone": lambda graph: driver.CUgraph(graphs.copy(graph)),
+        "cuGraphInstantiate": lambda graph, *_: driver.CUgraphExec(graphs.copy(graph)),
+        "cuGraphLaunch": graphs.launch,
     }
 
 
-def _runtime(runtime: ModuleType, session: Session, memory: Memory, events: _Events) -> Table:
-    quiet = (
-        "cudaSetDevice", "cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaStreamDestroy", "cudaGetLastError",
-        "cudaPeekAtLastError", "cudaEventSynchronize", "cudaEventDestroy", "cudaStreamWaitEvent",
-    )  # fmt: skip
-    table: Table = dict.fromkeys(quiet, _nothing)
-    table |= dict.fromkeys(("cudaMemcpy", "cudaMemcpyAsync"), _copy)
-    table |= {name: _fill(1) for name in ("cudaMemset", "cudaMemsetAsync")}
-    return table | {
+def _runtime(runtime: ModuleType, host: _Host) -> Table:
+    session, events, graphs = host.session, host.events, host.graphs
+    table: Table = dict.fromkeys(_RUNTIME_QUIET, _nothing)
+    table |= dict.fromkeys(("cudaMemcpy", "cudaMemcpyAsync"), _copy(session))
+    table |= {name: _fill(session, 1) for name in ("cudaMemset", "cudaMemsetAsync")}
+    table |= _allocations(host, "cuda", int)
+    capturing = runtime.cudaStreamCaptureStatus
+    streams = ("cudaStreamCreate", "cudaStreamCreateWithFlags", "cudaStreamCreateWithPriority")
+    table |= {name: lambda *_: runtime.cudaStream_t(0) for name in streams}
+    lasts = ("cudaGetLastError", "cudaPeekAtLastError")
+    return table | dict.fromkeys(lasts, _nothing) | {
         "cudaGetDevice": lambda: 0,
         "cudaGetDeviceCount": lambda: 1,
         "cudaDriverGetVersion": lambda: _VERSION,
         "cudaRuntimeGetVersion": lambda: _VERSION,
-        "cudaDeviceGetAttribute": lambda attribute, _: device_attribute(session.arch.name, int(attribute)),
-        "cudaStreamCreate": lambda: runtime.cudaStream_t(0),
-        "cudaStreamCreateWithFlags": lambda _: runtime.cudaStream_t(0),
+        "cudaDeviceGetAttribute": host.attribute,
+        "cudaGetDeviceProperties": lambda _: _properties(runtime, session),
+        "cudaMemGetInfo": lambda: (DEVICE_MEMORY, DEVICE_MEMORY),
+        "cudaHostGetDevicePointer": lambda pointer, *_: int(pointer),
         "cudaEventCreate": lambda: runtime.cudaEvent_t(events.create()),
+        "cudaEventCreateWithFlags": lambda _: runtime.cudaEvent_t(events.create()),
         "cudaEventRecord": events.record,
         "cudaEventElapsedTime": events.elapsed,
-        "cudaMalloc": memory.allocate,
-        "cudaFree": memory.free,
-    }
+        "cudaStreamBeginCapture": graphs.begin,
+        "cudaStreamEndCapture": lambda *_: runtime.cudaGraph_t(graphs.end()),
+        "cudaStreamIsCapturing": lambda *_: capturing(int(session.capturing)),
+        "cudaGraphClone": lambda graph: runtime.cudaGraph_t(graphs.copy(graph)),
+        "cudaGraphInstantiate": lambda graph, *_: runtime.cudaGraphExec_t(graphs.copy(graph)),
+        "cudaGraphLaunch": graphs.launch,
+    }  # fmt: skip
+
+
+def _properties(runtime: ModuleType, session: Session) -> Any:
+    arch, made = session.arch, runtime.cudaDeviceProp()
+    made.name = f"tensorladder virtual GPU ({arch.name})".encode()
+    made.major, made.minor = arch.compute_capability
+    made.totalGlobalMem, made.warpSize = DEVICE_MEMORY, archs.WARP_SIZE
+    made.multiProcessorCount, made.maxThreadsPerMultiProcessor = arch.sm_count, arch.max_threads_per_sm
+    made.maxThreadsPerBlock, made.regsPerMultiprocessor = archs.MAX_BLOCK_THREADS, archs.REGISTERS_PER_SM
+    made.maxThreadsDim, made.maxGridSize = list(archs.MAX_BLOCK), list(archs.MAX_GRID)
+    made.sharedMemPerBlock, made.sharedMemPerBlockOptin = archs.STATIC_SMEM_LIMIT, arch.smem_per_cta
+    made.sharedMemPerMultiprocessor = arch.smem_per_sm
+    return made
 
 
 def _returning(success: Any, answer: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
     """As cuda.bindings returns: the error code, then the results."""
+    kind = type(success)
 
     def call(*args: Any) -> tuple[Any, ...]:
-        result = answer(*args)
-        return (success,) if result is None else (success, result)
+        try:
+            result = answer(*args)
+        except DriverError as error:  # the codes of both APIs share their numbers
+            from cuda.bindings import driver
+
+            return (kind(int(getattr(driver.CUresult, str(error)))),)
+        if result is None:
+            return (success,)
+        return (success, *result) if isinstance(result, tuple) else (success, result)
 
     return call
+
+
+def _others(session: Session, module: ModuleType, prefix: str, known: Table) -> Iterator[tuple[Any, str, Any]]:
+    """The calls of an API that are in no table, refused by name."""
+    for name, value in vars(module).items():
+        is_call = re.match(rf"{prefix}[A-Z]", name) and callable(value) and not isinstance(value, type)
+        if is_call and name not in known and name not in _LOCAL:
+            yield module, name, lambda *_, name=name: session.refuse(name)
+
+
+_LOCAL = ("cudaGetErrorName", "cudaGetErrorString")  # need no driver
 
 
 @contextlib.contextmanager
 def driver_facade(session: Session) -> Iterator[None]:
     """While this lasts, `cuda.bindings` finds one device: the virtual GPU. Without the package: nothing."""
     try:
-        from cuda.bindings import driver, runtime
+        from cuda.bindings import driver, nvrtc, runtime
     except ImportError:
-        driver = runtime = None
+        driver = runtime = nvrtc = None
     if driver is None:  # outside the handler: what the script raises has nothing to do with the missing package
         yield
         return
-    memory, events = Memory(session), _Events(session)
+    modules = Modules(session)
+    host = _Host(session, Memory(session), _Events(session), modules, _Graphs(session))
     tables = (
-        (driver, driver.CUresult.CUDA_SUCCESS, _driver(driver, session, memory, events)),
-        (runtime, runtime.cudaError_t.cudaSuccess, _runtime(runtime, session, memory, events)),
+        (driver, "cu", driver.CUresult.CUDA_SUCCESS, _driver(driver, host)),
+        (runtime, "cuda", runtime.cudaError_t.cudaSuccess, _runtime(runtime, host)),
     )
-    before = [(module, name, getattr(module, name)) for module, _, table in tables for name in table]
-    for module, success, table in tables:
-        for name, answer in table.items():
-            setattr(module, name, _returning(success, answer))
+    points = listen_to_nvrtc(nvrtc, modules)
+    for module, prefix, success, table in tables:
+        points += [(module, name, _returning(success, answer)) for name, answer in table.items()]
+        points += _others(session, module, prefix, table)
+    before = [(module, name, getattr(module, name, None)) for module, name, _ in points]
+    for module, name, new in points:
+        setattr(module, name, new)
     try:
         yield
     finally:

@@ -19,6 +19,8 @@ from ...core.arch import Arch
 from ...core.errors import TensorladderError, Unsupported, UsageError
 from ...core.program import Launch, LaunchRecorder, Stream
 
+DEVICE_MEMORY = 80 << 30
+"""Bytes that the device says it has."""
 TIMES_NOTE = "times are the emulation's wall time, not a GPU's"
 
 

@@ -15,11 +15,8 @@ from typing import Any
 import torch
 
 from . import reentry
-from .session import TIMES_NOTE, Session, Step
+from .session import DEVICE_MEMORY, TIMES_NOTE, Session, Step
 from .tensors import CudaTensor, OnHost, claims_cuda
-
-_MEMORY = 80 << 30
-"""Bytes that the device says it has."""
 
 
 class VirtualStream:
@@ -93,7 +90,7 @@ def _properties(session: Session) -> types.SimpleNamespace:
         major=major,
         minor=minor,
         multi_processor_count=arch.sm_count,
-        total_memory=_MEMORY,
+        total_memory=DEVICE_MEMORY,
         max_threads_per_multi_processor=arch.max_threads_per_sm,
         max_threads_per_block=1024,
         warp_size=32,
@@ -211,7 +208,7 @@ def _answers(session: Session) -> dict[str, Any]:
         "get_device_name": lambda *_: _name(session),
         "get_device_capability": lambda *_: session.arch.compute_capability,
         "get_device_properties": lambda *_: _properties(session),
-        "mem_get_info": lambda *_: (_MEMORY, _MEMORY),
+        "mem_get_info": lambda *_: (DEVICE_MEMORY, DEVICE_MEMORY),
         "CUDAGraph": graphs[0],
         "graph": graphs[1],
         "is_current_stream_capturing": lambda: session.capturing,

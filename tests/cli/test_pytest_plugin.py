@@ -1,0 +1,121 @@
+"""`pytest --vgpu ARCH` on a library's test files: outcomes, reasons and the summary."""
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("cutlass")
+pytest.importorskip("torch")
+pytest_plugins = "pytester"
+
+KERNELS = Path(__file__).parents[1] / "frontends"
+# A conftest and a module that look for a GPU when they are imported, as those of kernel libraries do.
+CONFTEST = f"""
+import sys
+sys.path.insert(0, {str(KERNELS)!r})
+import torch
+CAPABILITY = torch.cuda.get_device_capability()
+"""
+TESTS = """
+import pytest
+import torch
+import cutedsl_kernels as kernels
+from conftest import CAPABILITY
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+
+@pytest.fixture
+def inputs():
+    return torch.randn(300, device="cuda"), torch.randn(300, device="cuda"), torch.empty(300, device="cuda")
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_right(inputs, sign):
+    a, b, c = inputs
+    kernels.add_plain(sign * a, b, c)
+    torch.testing.assert_close(c, sign * a + b)
+
+def test_wrong(inputs):
+    a, b, c = inputs
+    kernels.add_plain(a, b, c)
+    torch.testing.assert_close(c, a - b)
+
+def test_out_of_bounds(inputs):
+    a, b, c = inputs
+    kernels.add_plain(a, b, torch.empty(300))
+
+def test_refused():
+    torch.cuda.cudart()
+
+def test_refused_and_caught():
+    try:
+        torch.cuda.cudart()
+    except Exception:
+        pass
+
+@pytest.mark.xfail(raises=RuntimeError)
+def test_expected_to_fail():
+    raise RuntimeError
+
+@pytest.mark.skipif(CAPABILITY[0] < 10, reason="needs Blackwell")
+def test_for_blackwell():
+    pass
+
+def test_no_cpu_kernel():
+    raise RuntimeError("\\"addmm\\" not implemented for 'Half'")
+"""
+
+
+@pytest.fixture
+def run(pytester, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]), prepend=":")
+    pytester.makeconftest(CONFTEST)
+    pytester.makepyfile(test_kernels=TESTS)
+
+    def call(*options):
+        return pytester.runpytest_subprocess("-p", "tensorladder.pytest_plugin", "-p", "no:xdist", "-rs", *options)
+
+    return call
+
+
+def test_outcomes_and_summary(run):
+    done = run("--vgpu", "sm_90a", "-v", "-p", "no:cacheprovider")
+    assert done.ret == 1
+    lines = [line.partition("::")[2].split()[:2] for line in done.outlines if line.startswith("test_kernels.py::")]
+    assert dict(lines) == {
+        "test_right[1]": "PASSED",
+        "test_right[-1]": "PASSED",
+        "test_wrong": "FAILED",
+        "test_out_of_bounds": "FAILED",
+        "test_refused": "INCOMPLETE",
+        "test_refused_and_caught": "INCOMPLETE",
+        "test_expected_to_fail": "XFAIL",
+        "test_for_blackwell": "SKIPPED",
+        "test_no_cpu_kernel": "INCOMPLETE",
+    }
+    done.stdout.fnmatch_lines(
+        [
+            "virtual GPU: sm_90a, eager*",
+            "*out of bounds*",
+            "*= virtual GPU: sm_90a, eager =*",
+            "9 tests: 2 passed, 2 failed, 3 incomplete, 1 expected to fail, 1 skipped; 4 launched kernels",
+            "incomplete:",
+            "      2 torch.cuda.cudart() is not modelled by the virtual GPU",
+            "      1 an operator torch lacks on the CPU: *not implemented for 'Half'",
+            "skipped by the tests:",
+            "      1 needs Blackwell",
+            "=* 2 failed, 2 passed, 1 skipped, 1 xfailed,* 3 incomplete in*",
+        ]
+    )
+
+
+def test_without_the_option_nothing_is_changed(run):
+    done = run("-q", "--co")
+    assert done.ret != 0  # no GPU here: the conftest's own call fails
+    done.stderr.fnmatch_lines(["*Torch not compiled with CUDA*"])
+    done.stdout.no_fnmatch_line("*virtual GPU*")
+
+
+def test_an_unknown_architecture_is_one_line(run):
+    done = run("--vgpu", "sm_33")
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    done.stderr.fnmatch_lines(["ERROR: --vgpu: *sm_33*"])
