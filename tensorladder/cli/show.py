@@ -30,6 +30,9 @@ def show(
     diff: Annotated[bool, typer.Option("--diff", help="what changed from its parent")] = False,
     ptx: Annotated[bool, typer.Option("--ptx", help="the compiled PTX")] = False,
     sass: Annotated[bool, typer.Option("--sass", help="the machine code")] = False,
+    cubin: Annotated[
+        str | None, typer.Option("--cubin", metavar="FILE", help="write the machine code there, for cuobjdump")
+    ] = None,
     mlir: Annotated[bool, typer.Option("--mlir", help="the front end's MLIR")] = False,
     source: Annotated[bool, typer.Option("--source", help="the file itself")] = False,
     shape: Shape = None,
@@ -39,11 +42,13 @@ def show(
 ) -> int:
     """Show a rung: what it adds, its warp roles, its budget; or its code at any stage."""
     info = find(rung)
-    chosen = [name for name, on in _views(diff, ptx, sass, mlir, source).items() if on]
+    chosen = [name for name, on in _views(diff, ptx, sass, cubin, mlir, source).items() if on]
     if len(chosen) > 1:
         raise UsageError(f"--{chosen[0]} and --{chosen[1]} cannot be shown at once: choose one")
     view = chosen[0] if chosen else "doc"
     asked = {"shape": parse_shape(shape, least=0) if shape else None, "dtype": dtype, "arch": arch}
+    if cubin is not None:
+        return _write(info, cubin, asked, as_json)
     text, lexer = _text(info, view, asked)
     if as_json:
         output.emit({**record(info), "view": view, "text": text})
@@ -56,8 +61,21 @@ def show(
     return 0
 
 
-def _views(diff: bool, ptx: bool, sass: bool, mlir: bool, source: bool) -> dict[str, bool]:
-    return {"diff": diff, "ptx": ptx, "sass": sass, "mlir": mlir, "source": source}
+def _views(diff: bool, ptx: bool, sass: bool, cubin: str | None, mlir: bool, source: bool) -> dict[str, bool]:
+    return {"diff": diff, "ptx": ptx, "sass": sass, "cubin": cubin is not None, "mlir": mlir, "source": source}
+
+
+def _write(info: RungInfo, file: str, asked: dict, as_json: bool) -> int:
+    """The machine code to a file: a line on each that was written."""
+    request = plan(info, **asked)
+    with output.progress(f"compiling {info.name} for {request.arch}"):
+        written = inspect.write_cubins(inspect.compiled(request), file)
+    for path, size in written.items():
+        if as_json:
+            output.emit({**record(info), "view": "cubin", "file": str(path), "arch": request.arch, "bytes": size})
+        else:
+            output.write(f"{path}: {info.name} for {request.arch}, {size} bytes")
+    return 0
 
 
 def _text(info: RungInfo, view: str, asked: dict) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from pathlib import Path
 
 from tensorladder.core.errors import UsageError
 from tensorladder.core.program import Program
@@ -53,7 +54,25 @@ def mlir(program: Program) -> str:
 
 def sass(program: Program) -> str:
     """The machine code of all modules, disassembled."""
-    cubins = [module.cubin for module in program.modules]
-    if not all(cubins):
+    return "\n".join(disassemble(code) for code in cubins(program))
+
+
+def cubins(program: Program) -> list[bytes]:
+    """The machine code of all modules; UsageError where the front end makes none."""
+    made = [module.cubin for module in program.modules if module.cubin]
+    if len(made) < len(program.modules):
         raise UsageError(f"{program.name}: its front end makes no machine code: use --ptx")
-    return "\n".join(disassemble(cubin) for cubin in cubins if cubin)
+    return made
+
+
+def write_cubins(program: Program, file: str | Path) -> dict[Path, int]:
+    """Write the machine code to a file, of several modules to file.0, file.1 and so on; their sizes in bytes.
+
+    UsageError where there is none, or a file cannot be written.
+    """
+    made, path = cubins(program), Path(file)
+    paths = [path] if len(made) == 1 else [path.with_name(f"{path.name}.{number}") for number in range(len(made))]
+    try:
+        return {one: one.write_bytes(code) for one, code in zip(paths, made)}
+    except OSError as error:
+        raise UsageError(f"--cubin {file}: {error.strerror or error}: name a file that can be written") from error

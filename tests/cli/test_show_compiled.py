@@ -6,6 +6,9 @@ import json
 
 import pytest
 
+from tensorladder.core.errors import UsageError
+from tensorladder.core.program import Module, Program
+from tensorladder.measure import inspect
 from tensorladder.silicon.disassemble import find_nvdisasm
 
 pytest.importorskip("cutlass")
@@ -27,6 +30,38 @@ def test_json_carries_the_text_on_one_line(ask):
     said = ask("show", "a0", "--ptx", "--shape", "1000", "--dtype", "fp32", "--json")
     record = json.loads(said.out)
     assert record["rung"] == "a0-vector-add" and record["view"] == "ptx" and ".entry" in record["text"]
+
+
+@pytest.mark.parametrize(("rung", "dtype"), [("a0", "fp32"), ("cuda-a1", "fp16")])
+def test_cubin_is_the_machine_code_for_the_architecture_asked_for(ask, tmp_path, rung, dtype):
+    file = tmp_path / "k.cubin"
+    said = ask("show", rung, "--cubin", str(file), "--arch", "sm_90a", "--dtype", dtype, "--json")
+    record = json.loads(said.out)
+    code = file.read_bytes()
+    assert said.code == 0 and record["view"] == "cubin" and record["arch"] == "sm_90a"
+    assert code[:4] == b"\x7fELF" and record["bytes"] == len(code) and record["file"] == str(file)
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (("a0", "--cubin", "/no/such/folder/k.cubin"), "/no/such/folder/k.cubin: No such file"),
+        (("a0", "--cubin", "k.cubin", "--ptx"), "--ptx and --cubin cannot be shown at once"),
+        (("cuda-a1", "--mlir"), "its front end makes no MLIR: use --ptx"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused_in_a_line(ask, words, complaint):
+    said = ask("show", *words)
+    assert said.code == 2 and complaint in said.err and said.err.count("\n") == 1
+
+
+def test_several_modules_are_files_of_their_own(tmp_path):
+    modules = tuple(Module("", "sm_90a", code, "m") for code in (b"one", b"three"))
+    program = Program("p", "sm_90a", modules, lambda *_: None, 0.0)
+    written = inspect.write_cubins(program, tmp_path / "k.cubin")
+    assert {path.name: size for path, size in written.items()} == {"k.cubin.0": 3, "k.cubin.1": 5}
+    with pytest.raises(UsageError, match="makes no machine code"):
+        inspect.cubins(Program("p", "sm_90a", (Module("", "sm_90a", None, "m"),), lambda *_: None, 0.0))
 
 
 @pytest.mark.skipif(find_nvdisasm() is None, reason="no nvdisasm here")
