@@ -13,7 +13,6 @@ import argparse
 import contextlib
 import json
 import os
-import platform
 import resource
 import shutil
 import statistics
@@ -41,19 +40,21 @@ CALLS = 1000
 Row = dict[str, Any]
 Call = Callable[[], Any]
 
-#: way -> what a new shape costs, what checks the arguments, what the machine with the GPU needs
+#: way -> (what new extents cost, what of the arguments is checked, what the machine with the GPU needs)
 FACTS = {
-    "CuTe DSL, DLPack": ("static: a compilation; `mark_layout_dynamic`: nothing", "rank, type, layout", "the DSL"),
-    "CuTe DSL, TVM-FFI": (
-        "each extent static (a compilation) or `sym_int` (nothing)", "rank, type, device, extents, alignment",
-        "apache-tvm-ffi, driver",
-    ),
-    "CUDA C++, PyTorch extension": ("nothing", "what the binding checks", "this build of torch, driver"),
-    "CUDA C++, TVM-FFI": ("nothing", "what the binding checks", "apache-tvm-ffi, driver"),
-    "pack": ("packed shapes and dynamic kernels alone", "shape, strides, type, device, alignment", "driver"),
-    "pack, arguments bound": ("none: bound to these arrays", "once, when they are bound", "driver"),
+    "CuTe DSL, DLPack": ("another compilation", "nothing", "the DSL"),
+    "CuTe DSL, DLPack, dynamic": ("nothing", "nothing", "the DSL"),
+    "CuTe DSL, DLPack, tensors kept": ("another compilation", "nothing", "the DSL"),
+    "CuTe DSL, TVM-FFI": ("another compilation", "type, rank, extents, strides, alignment, device", "apache-tvm-ffi"),
+    "CuTe DSL, TVM-FFI, dynamic": ("nothing", "type, rank, what is fixed, alignment, device", "apache-tvm-ffi"),
+    "CUDA C++, PyTorch extension": ("nothing", "what the binding says", "that build of torch"),
+    "CUDA C++, TVM-FFI": ("nothing", "what the binding says", "apache-tvm-ffi"),
+    "CUDA C++, NVRTC": ("nothing", "what the host part in Python says", "NVRTC"),
+    "pack": ("shapes that were packed alone", "device, type, extents, strides, alignment", "nothing"),
+    "pack, arguments bound": ("bound again", "when bound", "nothing"),
     "torch.mm": ("nothing", "all", "torch"),
-}  # fmt: skip
+    "three DLPack capsules alone": ("", "", ""),
+}
 
 
 # ------------------------------------------------------------------------------------------ what travels to the GPU
@@ -155,10 +156,9 @@ def _row(way: str, what: str, rounds: Sequence[float]) -> Row:
 
 def here() -> tuple[Row, list[Row]]:
     """(machine, rows): microseconds to hand three arrays over, and seconds of CPU time to compile, each way."""
-    cpu = bench.emulator(SUITE)
     rows = [_row(way, "arguments", rounds) for way, rounds in _in_turn(arguments()).items()]
     rows += [{"way": way, "what": "compile", "cpu_seconds": seconds} for way, seconds in compilations()]
-    return {**cpu, "on": "host", "clock": "CPU time", "python": platform.python_version()}, rows
+    return {**bench.emulator(SUITE), "on": "host", "gpu": "none", "clock": "CPU time"}, rows
 
 
 def arguments() -> dict[str, Call]:
@@ -188,14 +188,20 @@ def arguments() -> dict[str, Call]:
     def nothing(x, y, z):
         pass
 
-    tensors = [from_dlpack(x) for x in arrays]
-    compiled = cute.compile(nothing, *tensors)
-    dynamic = cute.compile(nothing, *(from_dlpack(x).mark_layout_dynamic() for x in arrays))
+    def compiled(dynamic: bool, ffi: bool) -> Any:
+        tensors = [from_dlpack(x, enable_tvm_ffi=ffi) for x in arrays]
+        tensors = [tensor.mark_layout_dynamic() for tensor in tensors] if dynamic else tensors
+        return cute.compile(nothing, *tensors, options="--enable-tvm-ffi" if ffi else "")
+
+    static, dynamic, kept = compiled(False, False), compiled(True, False), [from_dlpack(x) for x in arrays]
+    ffi_static, ffi_dynamic = compiled(False, True), compiled(True, True)
     ours, theirs = module.nothing, torchs.nothing
     return {
-        "CuTe DSL, DLPack": lambda: compiled(*(from_dlpack(x) for x in arrays)),
+        "CuTe DSL, DLPack": lambda: static(*(from_dlpack(x) for x in arrays)),
         "CuTe DSL, DLPack, dynamic": lambda: dynamic(*(from_dlpack(x).mark_layout_dynamic() for x in arrays)),
-        "CuTe DSL, DLPack, tensors kept": lambda: compiled(*tensors),
+        "CuTe DSL, DLPack, tensors kept": lambda: static(*kept),
+        "CuTe DSL, TVM-FFI": lambda: ffi_static(*arrays),
+        "CuTe DSL, TVM-FFI, dynamic": lambda: ffi_dynamic(*arrays),
         "CUDA C++, PyTorch extension": lambda: theirs(*arrays),
         "CUDA C++, TVM-FFI": lambda: ours(*arrays),
         "three DLPack capsules alone": lambda: [x.__dlpack__() for x in arrays],
@@ -217,18 +223,15 @@ def _in_turn(timed: dict[str, Call]) -> dict[str, list[float]]:
 
 def compilations() -> Iterator[tuple[str, float]]:
     """(way, seconds of CPU time of this process and what it starts), with empty caches; imports not counted."""
-    from tensorladder.core.cache import cache_dir
-
     shape = (SIDE, SIDE, SIDE)
     ways: dict[str, Call] = {
-        "CuTe DSL": lambda: load(find("a1-naive-cute")).compile(ARCH, shape, DTYPE),
+        "CuTe DSL, DLPack": lambda: load(find("a1-naive-cute")).compile(ARCH, shape, DTYPE),
         "CuTe DSL, TVM-FFI": lambda: load(find(DSL)).compile(ARCH, shape, DTYPE),
         "CUDA C++, NVRTC": lambda: load(find(CUDA)).compile(ARCH, shape, DTYPE),
         "CUDA C++, TVM-FFI": lambda: extension.tvm_ffi_library(find(CUDA), ARCH, DTYPE),
         "CUDA C++, PyTorch extension": lambda: extension.torch_extension(find(CUDA), ARCH, DTYPE),
     }
     load(find("a2-smem-swizzled")).compile(ARCH, shape, DTYPE)  # what a first compilation alone costs
-    assert cache_dir()
     for way, compile_it in ways.items():
         with _empty_cache():
             before = _cpu()
@@ -260,20 +263,21 @@ def _cpu() -> float:
 def table(files: Sequence[str]) -> str:
     """The kept results of `here` and `run` as Markdown: a row a way."""
     known: dict[tuple[str, str], Row] = {}
-    machines = []
+    where = {}
     for name in files:
         host, rows = bench.read(name)
-        machines.append(host["gpu"] if host["on"] == "gpu" else host["cpu"])
+        where |= {row["what"]: host["gpu"] if host["on"] == "gpu" else host["cpu"] for row in rows}
         known |= {(row["way"], row["what"]): row for row in rows}
-    lines = ["| way | arguments, us | whole call, us | compile, CPU s | new extents | checks | needs |"]
-    lines.append("|---" * 7 + "|")
-    ways = list(dict.fromkeys([*FACTS, *(way for way, _ in known)]))
-    for way in ways:
+    heads = ("way", "arguments, us", "whole call, us", "compile, CPU s", "new extents cost", "checked", "needs there")
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for way in FACTS:
         cells = [_us(known.get((way, "arguments"))), _us(known.get((way, "call")))]
         compiled = known.get((way, "compile"))
         cells.append(f"{compiled['cpu_seconds']:.1f}" if compiled else "")
-        lines.append(f"| {' | '.join([way, *cells, *FACTS.get(way, ('', '', ''))])} |")
-    return "\n".join([*lines, "", f"Measured on {' and '.join(machines)}."])
+        lines.append(f"| {' | '.join([way, *cells, *FACTS[way]])} |")
+    whole, alone = where.get("call", "no GPU yet"), where.get("arguments", "no machine yet")
+    note = f"Whole calls: the host of an {whole}. Arguments and compilation: one core of an {alone}, CPU time."
+    return "\n".join([*lines, "", note])
 
 
 def _us(row: Row | None) -> str:
