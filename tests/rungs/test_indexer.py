@@ -144,12 +144,12 @@ def test_scores_as_hopper_sums_them_are_within_the_bounds():
 
 
 # QGMMA: wgmma of 8 bits. UTCQMMA: tcgen05.mma of 8 bits. UTCBAR: its commit. LDTM: tcgen05.ld. UTMALDG: TMA. PREEXIT,
-# ACQBULK: griddepcontrol. UCGABAR: the cluster barrier.
+# ACQBULK: griddepcontrol. UCGABAR: the cluster barrier. UBLKCP: a bulk copy to another CTA.
 CLAIMS = {
     WGMMA: ["QGMMA.64x64x32.F32.E4M3.E4M3", "UTMALDG.3D", "UTMALDG.2D"],
     TCGEN05: ["UTCQMMA", "UTCBAR", "LDTM.x64", "UTMALDG.3D", "UTMALDG.2D"],
 }
-SELECT = ["PREEXIT", "ACQBULK", "UCGABAR_ARV", "REDUX.SUM.S32"]
+SELECT = ["PREEXIT", "ACQBULK", "UCGABAR_ARV", "UBLKCP", "REDUX.SUM.S32", "ATOMS.POPC.INC"]
 
 
 @pytest.mark.skipif(find_nvdisasm() is None, reason="no nvdisasm here")
@@ -157,7 +157,7 @@ SELECT = ["PREEXIT", "ACQBULK", "UCGABAR_ARV", "REDUX.SUM.S32"]
 def test_machine_code(name):
     pytest.importorskip("cutlass")
     info = find(name)
-    (module,) = load(info).compile(info.archs[0], info.default_shape, "e4m3").modules
+    (module,) = load(info).compile(info.archs[0], (1, 1024, 2048), "e4m3").modules
     text = sass(module.cubin)
     assert [claim for claim in CLAIMS[name] + SELECT if claim not in text] == []
     assert not re.search(r"\b(LDL|STL)\b", text), "spilt"

@@ -18,7 +18,7 @@ Warp roles:
     | 0-3    | epilogue: ReLU, weights, sum and scale of 32 tokens each; warp 0 allocates tensor memory |
     | 4      | MMA: issues tcgen05.mma as pages arrive, commits stages and sums                         |
     | 5      | producer: looks up pages and asks TMA for them, as far ahead as stages are free          |
-    | all 16 | in the kernel that chooses: count digits of a run of scores, then store its tokens       |
+    | all 32 | in the kernel that chooses: count digits of a run of scores, then store its tokens       |
 
 Budget:
     SMEM: two pages are 16 KB and 512 B of scales, 6 stages: 99 KB; q 8 KB: 2 CTAs an SM. TMEM: 4 buffers of 64 columns,
@@ -66,7 +66,7 @@ class Tcgen05IndexerConfig:
 
     pages_per_cta: of a query, that a CTA scores at the least; queries are cut into as many parts as there are CTAs for
     them. sm_count: with ctas_per_sm, how many CTAs there should be at the least. threads, cluster: of the kernel that
-    chooses, CTAs a query.
+    chooses, CTAs a query (0: as many as serve).
     """
 
     stages: int = 6
@@ -74,8 +74,8 @@ class Tcgen05IndexerConfig:
     ctas_per_sm: int = 2
     pages_per_cta: int = 16
     sm_count: int = 148
-    threads: int = 512
-    cluster: int = 8
+    threads: int = 1024
+    cluster: int = 0
 
 
 RUNG = Rung(
@@ -97,12 +97,12 @@ TILE = (PAIR * PAGE, HEADS, DIM)
 
 
 class Tcgen05Indexer:
-    def __init__(self, config: Tcgen05IndexerConfig, shape: tuple[int, ...]):
+    def __init__(self, config: Tcgen05IndexerConfig, shape: tuple[int, ...], cluster: int):
         batch, pages, topk = shape
         self.stages, self.ctas_per_sm = config.stages, config.ctas_per_sm
         self.accumulators, self.tmem_columns = config.accumulators, tmem_columns(config.accumulators * HEADS)
         self.parts = parts(config, batch, pages)
-        self.select = RadixSelect(topk, PAGE, config.threads, config.cluster)
+        self.select = RadixSelect(topk, PAGE, config.threads, cluster)
 
     @cute.jit
     def __call__(
@@ -353,13 +353,13 @@ def compile(arch: str, shape: tuple[int, ...], dtype: str, config: Tcgen05Indexe
     shape, dtype = RUNG.check(arch, shape, dtype)
     config = config or Tcgen05IndexerConfig()
     check_config(config, arch)
-    RUNG.require(shape[0] < 65536, f"B={shape[0]}: queries are the grid's y, at most 65535")
+    cluster = radix_select.check(RUNG, arch, shape, PAGE, config)
     arrays = [row_major(operand.dtype, operand.shape) for operand in TOPK_INDEXER.operands(shape, dtype)]
-    return compile_program(Tcgen05Indexer(config, shape), *arrays, arch=arch, name=RUNG.name)
+    return compile_program(Tcgen05Indexer(config, shape, cluster), *arrays, arch=arch, name=RUNG.name)
 
 
 def check_config(config: Tcgen05IndexerConfig, arch: str) -> None:
-    """UsageError unless stages and sums fit, and the choice's counters can be cleared and added up."""
+    """UsageError unless stages and sums fit, and leave room for as many CTAs as are asked for."""
     fits = 1 <= config.ctas_per_sm <= 2
     RUNG.require(fits, f"ctas_per_sm={config.ctas_per_sm}: 1 or 2, more leave too few registers for sums and weights")
     for name in ("pages_per_cta", "sm_count"):
@@ -371,7 +371,3 @@ def check_config(config: Tcgen05IndexerConfig, arch: str) -> None:
     columns = 512 // config.ctas_per_sm
     fits = config.accumulators > 0 and tmem_columns(config.accumulators * HEADS) <= columns
     RUNG.require(fits, f"accumulators={config.accumulators}: {HEADS} columns each, a CTA has {columns}")
-    fits = config.threads in (32, 64, 128, 256, 512, 1024)
-    RUNG.require(fits, f"threads={config.threads}: a power of two from 32 to 1024")
-    most = min(archs.PORTABLE_CLUSTER, radix_select.LANES)
-    RUNG.require(1 <= config.cluster <= most, f"cluster={config.cluster}: 1 to {most} CTAs everywhere")

@@ -18,12 +18,12 @@ Warp roles:
     |----------|----------------------------------------------------------------------------------------|
     | 0-3, 4-7 | consumers, a warpgroup every other page: multiply, add up the heads, scale, store      |
     | 8        | producer: looks up pages and asks TMA for them, as far ahead as stages are free        |
-    | all 16   | in the kernel that chooses: count digits of a run of scores, then store its tokens     |
+    | all 32   | in the kernel that chooses: count digits of a run of scores, then store its tokens     |
 
 Budget:
-    SMEM: a page is 8 KB and 256 B of scales, 8 stages: 66 KB; q 8 KB: 2 CTAs an SM. The choice: 32 KB of counters a
-    lane and 4 KB of totals. Registers: 32 accumulators and 16 weights a thread, 64 in all. Traffic: 132 B a token from
-    the cache, 4 B each way for its score, which stays in L2. No TMEM.
+    SMEM: a page is 8 KB and 256 B of scales, 8 stages: 66 KB; q 8 KB: 2 CTAs an SM. The choice: 32 KB of counters, up
+    to 45 KB that CTAs send each other, and its keys. Registers: 32 accumulators and 16 weights a thread, 64 in all.
+    Traffic: 132 B a token from the cache, 4 B each way for its score, which stays in L2. No TMEM.
 
 Run:
     tensorladder run fused-topk-indexer-wgmma --shape 3,40,2048
@@ -56,15 +56,15 @@ class WgmmaIndexerConfig:
 
     pages_per_cta: of a query, that a CTA scores at the least; queries are cut into as many parts as there are CTAs for
     them. sm_count: with ctas_per_sm, how many CTAs there should be at the least. threads, cluster: of the kernel that
-    chooses, CTAs a query.
+    chooses, CTAs a query (0: as many as serve).
     """
 
     stages: int = 8
     ctas_per_sm: int = 2
     pages_per_cta: int = 16
     sm_count: int = 132
-    threads: int = 512
-    cluster: int = 8
+    threads: int = 1024
+    cluster: int = 0
 
 
 RUNG = Rung(
@@ -85,12 +85,12 @@ LANES = 32
 
 
 class WgmmaIndexer:
-    def __init__(self, config: WgmmaIndexerConfig, shape: tuple[int, ...]):
+    def __init__(self, config: WgmmaIndexerConfig, shape: tuple[int, ...], cluster: int):
         batch, pages, topk = shape
         self.stages, self.ctas_per_sm = config.stages, config.ctas_per_sm
         self.threads = WARPGROUP * GROUPS + LANES
         self.parts = parts(config, batch, pages)
-        self.select = RadixSelect(topk, PAGE, config.threads, config.cluster)
+        self.select = RadixSelect(topk, PAGE, config.threads, cluster)
 
     @cute.jit
     def __call__(
@@ -283,13 +283,13 @@ def compile(arch: str, shape: tuple[int, ...], dtype: str, config: WgmmaIndexerC
     shape, dtype = RUNG.check(arch, shape, dtype)
     config = config or WgmmaIndexerConfig()
     check_config(config, arch)
-    RUNG.require(shape[0] < 65536, f"B={shape[0]}: queries are the grid's y, at most 65535")
+    cluster = radix_select.check(RUNG, arch, shape, PAGE, config)
     arrays = [row_major(operand.dtype, operand.shape) for operand in TOPK_INDEXER.operands(shape, dtype)]
-    return compile_program(WgmmaIndexer(config, shape), *arrays, arch=arch, name=RUNG.name)
+    return compile_program(WgmmaIndexer(config, shape, cluster), *arrays, arch=arch, name=RUNG.name)
 
 
 def check_config(config: WgmmaIndexerConfig, arch: str) -> None:
-    """UsageError unless the stages fit into shared memory and the choice's counters can be cleared and added up."""
+    """UsageError unless the stages fit, and leave room for as many CTAs as are asked for."""
     fits = 1 <= config.ctas_per_sm <= 3
     RUNG.require(fits, f"ctas_per_sm={config.ctas_per_sm}: 1 to 3, more leave too few registers for the accumulators")
     for name in ("pages_per_cta", "sm_count"):
@@ -300,7 +300,3 @@ def check_config(config: WgmmaIndexerConfig, arch: str) -> None:
     smem = config.stages * PAGE_BYTES + HEADS * DIM + 2048
     limit = (archs.find(arch).smem_per_cta + 1024) // config.ctas_per_sm - 1024
     RUNG.require(smem <= limit, f"stages={config.stages}: {smem} bytes of shared memory, there are {limit}")
-    fits = config.threads in (32, 64, 128, 256, 512, 1024)
-    RUNG.require(fits, f"threads={config.threads}: a power of two from 32 to 1024")
-    most = min(archs.PORTABLE_CLUSTER, radix_select.LANES)
-    RUNG.require(1 <= config.cluster <= most, f"cluster={config.cluster}: 1 to {most} CTAs everywhere")

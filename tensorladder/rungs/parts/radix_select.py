@@ -7,33 +7,83 @@ the largest digit down the counts add up to k at the threshold's digit; four pas
 equal the threshold the earlier ones are taken, and what is chosen comes out in its order in the row, so that the result
 is the same whatever the schedule.
 
+- A warp reads its run of the row once and keeps the keys in shared memory. How many of them it takes is known before
+  it writes any, and a ballot says where in the run.
 - Digits of scores are far from uniform: a warp's lanes would queue up at the same counter. Each lane counts for itself
   (256 x 32 counters), in a bank of its own; only lanes of the same number in different warps meet.
-- Each CTA adds its counts into those of all CTAs of the cluster, so that a pass needs one cluster barrier, and every
-  warp finds the digit by itself.
-- A warp's tokens are a run: how many it takes is known before it writes any, and a ballot says where in the run.
+- CTAs of a cluster send each other their counts by bulk copies, each pass into buffers of its own. The bytes complete
+  an mbarrier of the receiver: a barrier of the cluster would, at each pass, also wait for memory (and empty L1).
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import cutlass
 import cutlass.cute as cute
 from cutlass.memory import SmemAllocator
+
+from tensorladder.core import arch as archs
+from tensorladder.rungs.parts.dsmem import copy_bulk
+from tensorladder.rungs.rung import Rung
 
 LANES = 32
 BITS = 8  # of a digit
 DIGITS = 1 << BITS
 PASSES = 32 // BITS
 EACH = DIGITS // LANES  # digits of a lane, where a warp looks for the threshold's
-SMEM = 4 * DIGITS * (LANES + PASSES)
-"""Bytes of counters; a few more hold what the warps found."""
+PITCH = EACH + 1  # what they are apart in memory, so that lanes read from different banks
+COUNTS = LANES * PITCH
+RUN = 4  # words of what a warp says of its run: above, equal, and two to make 16 bytes
+ENOUGH = 4096  # keys of a CTA: fewer do not pay for what the CTAs have to send each other
+BATCH = 8  # loads that a lane has in flight
+
+
+def run_of(columns: int, warps: int) -> int:
+    """How many columns a warp of a row's `warps` takes at the most: as many as the others, whole warps' widths."""
+    return -(-columns // (warps * LANES)) * LANES
+
+
+def smem_bytes(columns: int, threads: int, cluster: int) -> int:
+    """Of shared memory that a CTA needs, with some to spare for alignment."""
+    warps = threads // LANES
+    keys = warps * run_of(columns, warps * cluster)
+    return 4 * (keys + DIGITS * LANES + COUNTS * (PASSES * (1 + cluster) + 1) + RUN * warps * (1 + cluster)) + 1024
+
+
+def spread(batch: int, columns: int, threads: int, sm_count: int, room: int) -> int:
+    """CTAs a row: as many as its keys need, where one has `room` bytes, and more while a CTA has more than ENOUGH of
+    them and there are SMs without a CTA."""
+    cluster = 1
+    while cluster < archs.PORTABLE_CLUSTER:
+        short = smem_bytes(columns, threads, cluster) > room
+        idle = 2 * cluster * batch <= sm_count and columns > cluster * ENOUGH
+        if not (short or idle):
+            break
+        cluster *= 2
+    return cluster
+
+
+def check(rung: Rung, arch: str, shape: tuple[int, ...], page: int, config: Any) -> int:
+    """CTAs a row for a shape (rows, pages, topk): `config.cluster`, or `spread` where that is 0. UsageError where the
+    knobs `threads` and `cluster` do not go with each other, or the keys do not fit."""
+    rung.require(shape[0] < 65536, f"B={shape[0]}: queries are the grid's y, at most 65535")
+    fits = config.threads in (32, 64, 128, 256, 512, 1024)
+    rung.require(fits, f"threads={config.threads}: a power of two from 32 to 1024")
+    most = archs.PORTABLE_CLUSTER
+    rung.require(0 <= config.cluster <= most, f"cluster={config.cluster}: 1 to {most} CTAs, or 0 for as many as serve")
+    columns, room = shape[1] * page, archs.find(arch).smem_per_cta
+    cluster = config.cluster or spread(shape[0], columns, config.threads, config.sm_count, room)
+    smem = smem_bytes(columns, config.threads, cluster)
+    rung.require(smem <= room, f"pages={shape[1]}: the choice keeps keys, {smem} bytes a CTA of {cluster}; {room} fit")
+    return cluster
 
 
 class RadixSelect:
     """idx[row] = where the topk largest of scores[row, :lens[row]] lie, -1 from the end on.
 
-    A row's element i lies at table[row, i // page] * page + i % page. threads: of a CTA, whole warps. cluster: CTAs a
-    row. dependent: launch by programmatic dependent launch, behind the kernel that writes the scores.
+    A row's element i lies at table[row, i // page] * page + i % page. threads: of a CTA, a power of two from 32 on.
+    cluster: CTAs a row. dependent: launch by programmatic dependent launch, behind the kernel that writes the scores.
     """
 
     def __init__(self, topk: int, page: int, threads: int, cluster: int, dependent: bool = True):
@@ -48,40 +98,56 @@ class RadixSelect:
         self.kernel(mS, mL, mT, mI).launch(
             grid=(self.cluster, mI.shape[0], 1),
             block=(self.threads, 1, 1),
-            cluster=(self.cluster, 1, 1),
+            cluster=(self.cluster, 1, 1) if self.cluster > 1 else None,
             use_pdl=self.dependent,
         )
 
     @cute.kernel
     def kernel(self, mS: cute.Tensor, mL: cute.Tensor, mT: cute.Tensor, mI: cute.Tensor):
         tidx, _, _ = cute.arch.thread_idx()
-        _, row, _ = cute.arch.block_idx()
-        rank = cute.arch.block_idx_in_cluster()
+        rank, row, _ = cute.arch.block_idx()  # a row's CTAs are a cluster
         lane, warp = tidx % LANES, cute.arch.make_warp_uniform(tidx // LANES)
         warps = self.warps * self.cluster  # of the row
         number = rank * self.warps + warp  # this warp's among them
-        length, keys = mL[row], mS[row, None]
+        length = mL[row]
         wanted = cutlass.min(length, self.topk)
 
         smem = SmemAllocator()
+        full = smem.allocate_array(cutlass.Int64, PASSES + 1)
         of_lanes = smem.allocate_tensor(cutlass.Int32, cute.make_layout((LANES, DIGITS)), 16)
-        totals = smem.allocate_tensor(cutlass.Int32, cute.make_layout((DIGITS, PASSES)), 16)
-        runs = smem.allocate_tensor(cutlass.Int32, cute.make_layout((2, warps)), 16)  # above, equal
+        of_cta = smem.allocate_tensor(cutlass.Int32, cute.make_layout((COUNTS, PASSES)), 16)
+        of_ctas = cute.make_tensor(of_cta.iterator, cute.make_layout((COUNTS, 1, PASSES)))
+        totals = smem.allocate_tensor(cutlass.Int32, cute.make_layout(COUNTS), 16)
+        my_runs = smem.allocate_tensor(cutlass.Int32, cute.make_layout((RUN, self.warps)), 16)
+        runs = my_runs
+        if cutlass.const_expr(self.cluster > 1):
+            of_ctas = smem.allocate_tensor(cutlass.Int32, cute.make_layout((COUNTS, self.cluster, PASSES)), 16)
+            runs = smem.allocate_tensor(cutlass.Int32, cute.make_layout((RUN, warps)), 16)
+        most = run_of(mS.shape[1], warps)
+        keys = smem.allocate_tensor(cutlass.Uint32, cute.make_layout((most, self.warps)), 16)[None, warp]
 
-        # What other CTAs add to is zero, and they are running, once all have come through the barrier.
-        for i in cutlass.range(tidx, DIGITS * PASSES, self.threads):
-            totals[i] = 0
-        for i in cutlass.range(tidx, 2 * warps, self.threads):
-            runs[i] = 0
-        cute.arch.cluster_arrive()
-        cute.arch.cluster_wait()
+        # Other CTAs may send what completes a barrier once all have come through that of the cluster.
+        if tidx == 0:
+            for step in cutlass.range_constexpr(PASSES + 1):
+                cute.arch.mbarrier_init(full + step, 1)
+            cute.arch.mbarrier_init_fence()
+            for step in cutlass.range_constexpr(PASSES + 1):
+                size = 4 * (COUNTS if step < PASSES else RUN * self.warps) * self.cluster
+                cute.arch.mbarrier_arrive_and_expect_tx(full + step, size)
+        for i in cutlass.range(tidx, DIGITS * LANES, self.threads, unroll=8):
+            of_lanes[i] = 0
+        if cutlass.const_expr(self.cluster > 1):
+            cute.arch.cluster_arrive()
+            cute.arch.cluster_wait()
+        else:
+            cute.arch.sync_threads()
         # The scores are there from here on.
         cute.arch.griddepcontrol_wait()
 
-        # A warp's run: as many tokens as the others', whole warps' widths.
         run = cute.ceil_div(cute.ceil_div(length, warps), LANES) * LANES
         begin = cutlass.min(number * run, length)
-        end = cutlass.min(begin + run, length)
+        count = cutlass.min(run, length - begin)
+        self.load(mS[row, None], keys, begin, count, lane)
 
         # Where all are wanted none is below the threshold 0, and all that equal it are taken.
         threshold, ties = cutlass.Uint32(0), wanted
@@ -89,33 +155,31 @@ class RadixSelect:
             mask = cutlass.Uint32(0)
             for step in cutlass.range(PASSES, unroll=1):
                 shift = cutlass.Uint32((PASSES - 1 - step) * BITS)
-                for i in cutlass.range(tidx, DIGITS * LANES, self.threads, unroll=8):
-                    of_lanes[i] = 0
+                self.count(keys, count, lane, of_lanes, threshold, mask, shift)
                 cute.arch.sync_threads()
-                for i in cutlass.range(begin + lane, end, LANES, unroll=4):
-                    key = self.key(keys[i])
-                    if (key & mask) == threshold:
-                        digit = cutlass.Int32((key >> shift) & cutlass.Uint32(DIGITS - 1))
-                        self.add(of_lanes.iterator + (digit * LANES + lane), 1)
+                self.add_lanes(of_lanes, of_cta[None, step], warp, lane)
+                self.send(of_cta[None, step], of_ctas[None, rank, step], full + step, tidx)
+                for digit in cutlass.range(tidx, DIGITS, self.threads):
+                    at = digit + digit // EACH
+                    total = cutlass.Int32(0)
+                    for other in cutlass.range_constexpr(self.cluster):
+                        total += of_ctas[at, other, step]
+                    totals[at] = total
                 cute.arch.sync_threads()
-                self.share(of_lanes, totals, step, warp, lane)
-                cute.arch.cluster_arrive()
-                cute.arch.cluster_wait()
-                digit, ties = self.find(totals[None, step], ties, lane)
+                digit, ties = self.find(totals, ties, lane)
                 threshold = threshold | (cutlass.Uint32(digit) << shift)
                 mask = mask | (cutlass.Uint32(DIGITS - 1) << shift)
 
         # How many of its run each warp takes, for the warps behind it.
         above, equal = cutlass.Int32(0), cutlass.Int32(0)
-        for i in cutlass.range(begin, end, LANES, unroll=4):
-            is_above, is_equal = self.compare(keys, i + lane, end, threshold)
-            above += cute.arch.popc(cute.arch.vote_ballot_sync(is_above))
-            equal += cute.arch.popc(cute.arch.vote_ballot_sync(is_equal))
-        if lane < self.cluster:
-            self.add(cute.arch.map_dsmem_ptr(runs.iterator + 2 * number, lane), above, "cluster")
-            self.add(cute.arch.map_dsmem_ptr(runs.iterator + (2 * number + 1), lane), equal, "cluster")
-        cute.arch.cluster_arrive()
-        cute.arch.cluster_wait()
+        for i in cutlass.range(lane, count, LANES, unroll=4):
+            above += cutlass.Int32(keys[i] > threshold)
+            equal += cutlass.Int32(keys[i] == threshold)
+        my_runs[0, warp] = cute.arch.warp_redux_sync(above, "add")
+        my_runs[1, warp] = cute.arch.warp_redux_sync(equal, "add")
+        self.send(my_runs, runs[None, rank * self.warps], full + PASSES, tidx)
+        if cutlass.const_expr(self.cluster > 1):
+            cute.arch.cluster_arrive_relaxed()
         above, equal = cutlass.Int32(0), cutlass.Int32(0)
         for other in cutlass.range(lane, number, LANES):
             above += runs[0, other]
@@ -124,9 +188,9 @@ class RadixSelect:
 
         # The place of a token: those above the threshold before it, and as many of the equal ones as are taken.
         before = cutlass.Uint32((1 << lane) - 1)
-        for i in cutlass.range(begin, end, LANES):
-            at = i + lane
-            is_above, is_equal = self.compare(keys, at, end, threshold)
+        for i in cutlass.range(0, count, LANES):
+            at = begin + i + lane
+            is_above, is_equal = self.compare(keys, i + lane, count, threshold)
             ballot, ballot_equal = cute.arch.vote_ballot_sync(is_above), cute.arch.vote_ballot_sync(is_equal)
             ties_before = equal + cute.arch.popc(cutlass.Uint32(ballot_equal) & before)
             place = above + cute.arch.popc(cutlass.Uint32(ballot) & before) + cutlass.min(ties_before, ties)
@@ -136,6 +200,55 @@ class RadixSelect:
             equal += cute.arch.popc(ballot_equal)
         for place in cutlass.range(wanted + number * LANES + lane, self.topk, warps * LANES):
             mI[row, place] = -1
+        # What this CTA has sent is read from its shared memory until all have it.
+        if cutlass.const_expr(self.cluster > 1):
+            cute.arch.cluster_wait()
+
+    @cute.jit
+    def load(
+        self, scores: cute.Tensor, keys: cute.Tensor, begin: cutlass.Int32, count: cutlass.Int32, lane: cutlass.Int32
+    ):
+        """The keys of a warp's run. A lane reads again only what it has written itself."""
+        found = cute.make_rmem_tensor(BATCH, cutlass.Float32)
+        for i in cutlass.range(lane, count, BATCH * LANES):
+            for j in cutlass.range_constexpr(BATCH):
+                if i + j * LANES < count:
+                    found[j] = scores[begin + i + j * LANES]
+            for j in cutlass.range_constexpr(BATCH):
+                if i + j * LANES < count:
+                    keys[i + j * LANES] = self.key(found[j])
+
+    @cute.jit
+    def count(
+        self, keys: cute.Tensor, count: cutlass.Int32, lane: cutlass.Int32, of_lanes: cute.Tensor,
+        threshold: cutlass.Uint32, mask: cutlass.Uint32, shift: cutlass.Uint32,
+    ):  # fmt: skip
+        """Count the digits of those keys that have the threshold's bits so far. A batch of loads, then its counts:
+        no load is moved before a count."""
+        found = cute.make_rmem_tensor(BATCH, cutlass.Uint32)
+        for i in cutlass.range(lane, count, BATCH * LANES):
+            for j in cutlass.range_constexpr(BATCH):
+                if i + j * LANES < count:
+                    found[j] = keys[i + j * LANES]
+            for j in cutlass.range_constexpr(BATCH):
+                if i + j * LANES < count and (found[j] & mask) == threshold:
+                    digit = cutlass.Int32((found[j] >> shift) & cutlass.Uint32(DIGITS - 1))
+                    counter = of_lanes.iterator + (digit * LANES + lane)
+                    cute.arch.atomic_add(counter, cutlass.Int32(1), sem="relaxed", scope="cta")
+
+    @cute.jit
+    def send(self, source: cute.Tensor, place: cute.Tensor, full: cute.Pointer, tidx: cutlass.Int32):
+        """Copy what all threads of the CTA have written to `source` to its place in each CTA of the cluster, and wait
+        for what the others send."""
+        if cutlass.const_expr(self.cluster > 1):
+            cute.arch.fence_proxy("async.shared", space="cta")
+            cute.arch.sync_threads()
+            if tidx < self.cluster:
+                to, done = (cute.arch.map_dsmem_ptr(mine, tidx) for mine in (place.iterator, full))
+                copy_bulk(to, source.iterator, 4 * cute.size(source), done)
+            cute.arch.mbarrier_wait(full, 0)
+        else:
+            cute.arch.sync_threads()
 
     @cute.jit
     def key(self, score: cutlass.Float32):
@@ -145,23 +258,18 @@ class RadixSelect:
 
     @cute.jit
     def compare(self, keys: cute.Tensor, at: cutlass.Int32, end: cutlass.Int32, threshold: cutlass.Uint32):
-        """Whether a token's key is above the threshold, and whether it equals it; neither from the end on."""
+        """Whether a key is above the threshold, and whether it equals it; neither from the end on."""
         above, equal = cutlass.Boolean(False), cutlass.Boolean(False)
         if at < end:
-            key = self.key(keys[at])
-            above, equal = key > threshold, key == threshold
+            above, equal = keys[at] > threshold, keys[at] == threshold
         return above, equal
 
     @cute.jit
-    def share(
-        self, of_lanes: cute.Tensor, totals: cute.Tensor, step: cutlass.Int32, warp: cutlass.Int32, lane: cutlass.Int32
-    ):
-        """Add the counts of this CTA's lanes up, a digit a warp at a time, and add them to each CTA's totals."""
+    def add_lanes(self, of_lanes: cute.Tensor, of_cta: cute.Tensor, warp: cutlass.Int32, lane: cutlass.Int32):
+        """Add the counts of this CTA's lanes up, a digit a warp at a time, and clear them for the next pass."""
         for digit in cutlass.range(warp, DIGITS, self.warps, unroll=8):
-            count = cute.arch.warp_redux_sync(of_lanes[lane, digit], "add")
-            if lane < self.cluster and count > 0:
-                there = cute.arch.map_dsmem_ptr(totals.iterator + (step * DIGITS + digit), lane)
-                self.add(there, count, "cluster")
+            of_cta[digit + digit // EACH] = cute.arch.warp_redux_sync(of_lanes[lane, digit], "add")
+            of_lanes[lane, digit] = 0
 
     @cute.jit
     def find(self, totals: cute.Tensor, wanted: cutlass.Int32, lane: cutlass.Int32):
@@ -172,7 +280,7 @@ class RadixSelect:
         mine = cute.make_rmem_tensor(EACH, cutlass.Int32)
         total = cutlass.Int32(0)
         for i in cutlass.range_constexpr(EACH):
-            mine[i] = totals[DIGITS - 1 - (lane * EACH + i)]
+            mine[i] = totals[(LANES - 1 - lane) * PITCH + EACH - 1 - i]
             total += mine[i]
         reached = total
         for step in cutlass.range_constexpr(5):
@@ -190,8 +298,3 @@ class RadixSelect:
         here = reached >= wanted and reached - total < wanted
         source = 31 - cute.arch.clz(cute.arch.vote_ballot_sync(here))
         return cute.arch.shuffle_sync(digit, source), cute.arch.shuffle_sync(left, source)
-
-    @cute.jit
-    def add(self, counter: cute.Pointer, count: cutlass.Int32, scope: cutlass.Constexpr = "cta"):
-        """Add to a counter in shared memory; nothing else is ordered by it."""
-        cute.arch.atomic_add(counter, count, sem="relaxed", scope=scope)
