@@ -72,8 +72,8 @@ $(READY)-climb: pyproject.toml | $(PY)
 	@touch $@
 
 $(READY)-test: pyproject.toml | $(PY)
-	@echo "installing the climb, cuda and dev extras into $(VENV) (once)"
-	@$(PIP) install -e '.[climb,cuda,dev]'
+	@echo "installing the climb, cuda, tirx and dev extras into $(VENV) (once)"
+	@$(PIP) install -e '.[climb,cuda,tirx,dev]'
 	@if [ -n "$(TORCH)" ]; then $(PIP) install '$(TORCH)' $(if $(TORCH_REQUIRED),,2>/dev/null) || { \
 	  test -z "$(TORCH_REQUIRED)" || exit 1; \
 	  echo "note: no $(TORCH) for this interpreter: tests that use torch are skipped (make test TORCH=torch installs the default build)"; }; fi

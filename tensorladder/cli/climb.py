@@ -18,6 +18,7 @@ from tensorladder.cli.run import COLUMNS, RIGHT, row
 from tensorladder.measure import run as harness
 from tensorladder.measure.request import parse_series
 from tensorladder.measure.run import Request, Result
+from tensorladder.rungs.rung import RungInfo, lacking
 
 
 def climb(
@@ -34,6 +35,8 @@ def climb(
 ) -> int:
     """Run every rung of the ladder and print the table."""
     infos = parse_series(series)
+    if series is None:
+        infos = _in_languages_here(infos)
     asked = list(
         harness.requests(
             infos, all_archs=all_archs, on=on, policy=policy, seed=seed, timeout=timeout, sm_count=sm_count
@@ -46,6 +49,18 @@ def climb(
     results = list((_json_lines if as_json else _watched)(asked))
     _close(results, time.perf_counter() - start, as_json)
     return harness.exit_code(results)
+
+
+def _in_languages_here(infos: tuple[RungInfo, ...]) -> tuple[RungInfo, ...]:
+    """The rungs but those in a language of an extra that is not installed, with one line that says so.
+
+    The `climb` extra itself is no such language: without it there is nothing to climb.
+    """
+    lacks = {info.name: lack for info in infos if (lack := lacking(info)) and lack.extra != "climb"}
+    for reason in sorted({str(lack) for lack in lacks.values()}):
+        names = ", ".join(name for name, lack in lacks.items() if str(lack) == reason)
+        output.complain(f"left out: {names}: {reason}")
+    return tuple(info for info in infos if info.name not in lacks)
 
 
 def _json_lines(asked: list[Request]) -> Iterator[Result]:

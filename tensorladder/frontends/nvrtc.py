@@ -10,10 +10,11 @@ import ctypes
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
+from typing import Any
 
 from ..core.arch import find
 from ..core.errors import MissingExtra, UsageError
@@ -24,21 +25,30 @@ _HEADER_PACKAGES = ("nvidia-cuda-runtime", "nvidia-cuda-cccl", "nvidia-cuda-runt
 _ERROR_LINE = re.compile(r"^(?P<where>[^\s(]+)\((?P<line>\d+)\): (?:catastrophic )?error: (?P<what>.+)$", re.M)
 
 
-def compile_cuda(source: str, arch: str, options: Sequence[str] = (), name: str = "kernel.cu") -> Module:
+def compile_cuda(
+    source: str,
+    arch: str,
+    options: Sequence[str] = (),
+    name: str = "kernel.cu",
+    headers: Mapping[str, str] | None = None,
+) -> Module:
     """Compile CUDA C++ text for `arch` ("sm_90a"): PTX with line information, and the cubin that belongs to it.
 
-    options: further NVRTC options ("-std=c++20", "-I/path"). Kernels declared extern "C" keep their names. Headers of
-    a CUDA toolkit or of the packages nvidia-cuda-runtime and nvidia-cuda-cccl are found by themselves.
+    options: further NVRTC options ("-std=c++20", "-I/path"). Kernels declared extern "C" keep their names. headers:
+    texts by the name that they are included by. Those of a CUDA toolkit or of the packages nvidia-cuda-runtime and
+    nvidia-cuda-cccl are found by themselves.
     UsageError with the first error line where the source does not compile.
     """
     arch = find(arch).name
     nvrtc = _library()
     program = ctypes.c_void_p()
-    _check(nvrtc, nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), name.encode(), 0, None, None), arch)
+    given = headers or {}
+    texts, names = _strings(given.values()), _strings(given.keys())
+    made = nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), name.encode(), len(given), texts, names)
+    _check(nvrtc, made, arch)
     try:
         words = [f"-arch={arch}", "-lineinfo", *options, *(f"-I{folder}" for folder in header_folders())]
-        array = (ctypes.c_char_p * len(words))(*(word.encode() for word in words))
-        code = nvrtc.nvrtcCompileProgram(program, len(words), array)
+        code = nvrtc.nvrtcCompileProgram(program, len(words), _strings(words))
         if code:
             log = _text(nvrtc, program, "ProgramLog")
             raise UsageError(_first_error(log, name) or f"{name}: NVRTC: {_message(nvrtc, code)}{_tail(log)}")
@@ -47,6 +57,11 @@ def compile_cuda(source: str, arch: str, options: Sequence[str] = (), name: str 
     finally:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
     return Module(ptx, arch, cubin or None, name)
+
+
+def _strings(texts: Collection[str]) -> Any:
+    """A C array of strings."""
+    return (ctypes.c_char_p * len(texts))(*(text.encode() for text in texts))
 
 
 def header_folders() -> tuple[str, ...]:

@@ -11,6 +11,7 @@ import ast
 import difflib
 import functools
 import importlib
+import importlib.util
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -181,6 +182,19 @@ def load(info: RungInfo) -> ModuleType:
         if missing in _EXTRAS:
             raise MissingExtra(*_EXTRAS[missing]) from error
         raise
+
+
+def lacking(info: RungInfo) -> MissingExtra | None:
+    """The error that `load` would raise as a rung's language is not installed, found without importing anything."""
+    for node in ast.parse(info.path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ImportFrom):
+            modules = [node.module or ""]
+        else:
+            modules = [name.name for name in node.names] if isinstance(node, ast.Import) else []
+        for top in (module.partition(".")[0] for module in modules):
+            if top in _EXTRAS and importlib.util.find_spec(top) is None:
+                return MissingExtra(*_EXTRAS[top])
+    return None
 
 
 def _read(path: Path) -> RungInfo | None:

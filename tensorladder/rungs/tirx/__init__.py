@@ -1,0 +1,1 @@
+"""The ladder's Blackwell GEMMs in TIRx, TVM's tile language."""
