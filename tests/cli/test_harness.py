@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -181,3 +183,16 @@ def test_run_and_climb_speak_json(machine, ask, monkeypatch):
     said = ask("climb")
     assert re.fullmatch(r"2 rungs, 1 ok, 1 failed, \d+\.\d s", said.out.splitlines()[-1])
     assert len(said.out.splitlines()) == 4 and said.err.count("\n") == 1
+
+
+def test_climb_leaves_out_what_is_in_a_language_that_is_not_installed(machine, ask, monkeypatch, tmp_path):
+    source = tmp_path / "x2_elsewhere.py"
+    source.write_text("from tvm.script import tirx\n")
+    infos = (rung(), replace(rung("x2-elsewhere"), path=source))
+    monkeypatch.setattr("tensorladder.cli.climb.parse_series", lambda text: infos)
+    here = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "tvm" else here(name))
+    said = ask("climb", "--json")
+    assert said.code == 0 and json.loads(said.out.splitlines()[-1])["summary"]["rungs"] == 1
+    assert "left out: x2-elsewhere: apache-tvm is not installed: pip install 'tensorladder[tirx]'" in said.err
+    assert json.loads(ask("climb", "--series", "x", "--json").out.splitlines()[-1])["summary"]["rungs"] == 2
