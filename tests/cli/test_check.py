@@ -61,6 +61,6 @@ def test_bad_requests_are_one_line(arguments, capsys):
 
 def test_what_is_not_modelled_is_incomplete(tmp_path, capsys):
     path = tmp_path / "odd.ptx"
-    path.write_text(KERNEL.format(barrier="bar.sync 0; applypriority.global.L2::evict_normal [%rd0], 128; call malloc;"))
+    path.write_text(KERNEL.format(barrier="bar.sync 0; call malloc;"))
     assert main(["check", str(path), *LAUNCH]) == 3
     assert "incomplete: unsupported:" in capsys.readouterr().out

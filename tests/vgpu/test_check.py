@@ -143,3 +143,10 @@ def test_what_is_left_of_a_phase_is_for_review() -> None:
     report = check(init(63) + ARRIVE + wait(0))
     assert report.verdict is Verdict.REVIEW and kinds(report) == {"barrier-count"}
     assert "1 of 63 arrivals" in report.findings[0].message
+
+
+def test_the_reader_may_fence_what_copies_wrote_that_report_to_an_mbarrier() -> None:
+    body = init(64) + "cp.async.ca.shared.global [%r3], [%rd1], 4; cp.async.mbarrier.arrive.noinc.shared.b64 [%r10];"
+    assert check(body + wait(0) + FENCE + STORE + READ).verdict is Verdict.CLEAN
+    assert errors(check(body + wait(0) + STORE + READ)) == {"missing-proxy-fence"}
+    assert errors(check(body + FENCE + STORE + READ)) == {"missing-wait"}

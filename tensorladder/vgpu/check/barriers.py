@@ -12,6 +12,7 @@ from tensorladder.vgpu.check.clocks import (
     copy,
     epoch_of,
     fenced,
+    fenced_tensor,
     join,
     known,
     raise_to,
@@ -138,12 +139,24 @@ def use_barrier(x, n, b, lanes, by_async, iid):
 
 
 @helper
+def loads_waited(x, n, lanes, iid):
+    """Before a warp hands on, its tcgen05.ld should have been waited for."""
+    z = record_of(x, n)
+    load = ld64(z + X.Z_LD_OPEN)
+    if load != 0:
+        st64(z + X.Z_LD_OPEN, 0)
+        at_place(x, n, lanes, X.SPACE_TMEM, 0, 0, 0)
+        found(x, X.WAIT_LD, site_of(n, load - 1), 0, site_of(n, iid), 0, 0, 0)
+
+
+@helper
 def on_arrive(x, n, host, count, flags, lanes, iid):
     """CHECK_ARRIVE: a release into the phase that runs."""
     b = barrier_at(x, host)
     if b == 0:
         return
     use_barrier(x, n, b, lanes, False, iid)
+    loads_waited(x, n, lanes, iid)
     st64(b + X.B_ARRIVED, site_of(n, iid))
     if flags & RELAXED == 0:
         release_to(x, n, phase_clocks(x, b))
@@ -151,9 +164,9 @@ def on_arrive(x, n, host, count, flags, lanes, iid):
 
 
 @helper
-def async_arrival(x, n, b, lanes, iid):
-    """An operation that a warp issues will arrive: what the warp knows is older than that."""
-    use_barrier(x, n, b, lanes, True, iid)
+def async_arrival(x, n, b, lanes, by_async, iid):
+    """An operation that a warp issues will arrive (by_async: through the async proxy): what the warp knows is older."""
+    use_barrier(x, n, b, lanes, by_async, iid)
     st64(b + X.B_ARRIVED, site_of(n, iid))
     release_to(x, n, phase_clocks(x, b))
 
@@ -208,10 +221,11 @@ def bar_clocks(x, slot, index):
 
 
 @helper
-def on_bar(x, n, index, op):
+def on_bar(x, n, index, op, lanes, iid):
     """CHECK_BAR: a warp (or some of its lanes) arrives."""
     if index >= 16:
         return
+    loads_waited(x, n, lanes, iid)
     warps = ld64(x + X.X_WARPS)
     release_to(x, n, bar_clocks(x, n // warps, index))
     tick(x, n)
@@ -228,7 +242,8 @@ def on_bar_done(x, slot, index):
     waiting = ld64(place)
     st64(place, 0)
     while waiting != 0:
-        acquire_from(x, slot * ld64(x + X.X_WARPS) + trailing_zeros(waiting), clocks)
+        n = slot * ld64(x + X.X_WARPS) + trailing_zeros(waiting)
+        acquire_from(x, n, clocks)
         waiting &= waiting - 1
     clear(x, clocks)
     clear(x, clocks + ld64(x + X.X_CLOCK_BYTES))
@@ -278,9 +293,20 @@ def proxy_fence(x, n, lanes):
     v = known(x, n)
     p = visible(x, n)
     raise_to(p, n, clock_of(v, n))
-    copies = ld64(z + X.Z_CP)
-    if copies != 0:
-        raise_to(p, copies, clock_of(v, copies))
+
+
+@helper
+def copies_fenced(x, n):
+    """What cp.async wrote, any warp can fence once it knows that the copies are done: their issuer may not wait itself
+    (cp.async.mbarrier.arrive)."""
+    if ld64(x + X.X_COPIES) == 0:
+        return
+    v = known(x, n)
+    p = visible(x, n)
+    kinds = ld64(x + X.X_COMPONENTS) + X.K_KIND
+    for k in range(ld64(x + X.X_SLOTS) * ld64(x + X.X_WARPS), ld64(x + X.X_USED)):
+        if ld64(kinds + k * X.K_BYTES) == X.K_IS_CP:
+            raise_to(p, k, clock_of(v, k))
 
 
 @helper
@@ -293,14 +319,18 @@ def on_fence(x, n, what, lanes, iid):
     if kind == FENCE_TCGEN05:
         if what >> 4 == 0:
             st64(z + X.Z_LD_OPEN, 0)
+        elif what >> 4 == 1:
+            if ld64(z + X.Z_ST) != 0:
+                raise_to(known(x, n), ld64(z + X.Z_ST), ld64(z + X.Z_ST_SEQ))
         elif what >> 4 == 3:
-            st64(z + X.Z_AFTER, 1)
+            copy(x, fenced_tensor(x, n), known(x, n))
         return
     if kind == FENCE_WGMMA:
         st64(z + X.Z_WGMMA_FENCE, 1)
         return
     if kind == _ASYNC_PROXY and what >> 12 != _GLOBAL_ONLY:
         proxy_fence(x, n, lanes)
+        copies_fenced(x, n)
         st64(z + X.Z_INIT_FENCE, clock + 1)
     elif kind == FENCE_MBARRIER_INIT or (kind == FENCE_MEMORY and (what >> 8) & 15 >= _CLUSTER_SCOPE):
         st64(z + X.Z_INIT_FENCE, clock + 1)

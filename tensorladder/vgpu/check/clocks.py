@@ -99,20 +99,26 @@ def number_of(x, w):
 
 @helper
 def known(x, n):
-    """V of warp n; P, and both as of its last fence, follow."""
-    return ld64(x + X.X_KNOWN) + 4 * n * ld64(x + X.X_CLOCK_BYTES)
+    """V of warp n; its other clocks follow."""
+    return ld64(x + X.X_KNOWN) + X.ROWS * n * ld64(x + X.X_CLOCK_BYTES)
 
 
 @helper
 def visible(x, n):
     """P of warp n."""
-    return ld64(x + X.X_KNOWN) + (4 * n + 1) * ld64(x + X.X_CLOCK_BYTES)
+    return ld64(x + X.X_KNOWN) + (X.ROWS * n + 1) * ld64(x + X.X_CLOCK_BYTES)
 
 
 @helper
 def fenced(x, n):
     """V of warp n as of its last memory fence; P follows."""
-    return ld64(x + X.X_KNOWN) + (4 * n + 2) * ld64(x + X.X_CLOCK_BYTES)
+    return ld64(x + X.X_KNOWN) + (X.ROWS * n + 2) * ld64(x + X.X_CLOCK_BYTES)
+
+
+@helper
+def fenced_tensor(x, n):
+    """V of warp n as of its last tcgen05.fence::after_thread_sync."""
+    return ld64(x + X.X_KNOWN) + (X.ROWS * n + 4) * ld64(x + X.X_CLOCK_BYTES)
 
 
 @helper

@@ -58,6 +58,7 @@ def copies_of(x, n):
         warps = ld64(x + X.X_WARPS)
         k = component(x, X.K_IS_CP, n // warps, n % warps, 0)
         st64(z + X.Z_CP, k)
+        st64(x + X.X_COPIES, 1)
     return k
 
 
@@ -68,7 +69,6 @@ def on_cp(x, n, dst, src, sizes, lanes, iid):
     z = record_of(x, n)
     seq = ld64(z + X.Z_CP_SEQ) + 1
     st64(z + X.Z_CP_SEQ, seq)
-    st64(z + X.Z_DIRTY, ld64(z + X.Z_DIRTY) | lanes)
     v = known(x, n)
     p = visible(x, n)
     size = sizes & 0xFFFFFFFF
@@ -100,7 +100,7 @@ def on_cp_arrive(x, w, n, addresses, lanes, iid):
         last = address
         b = barrier_at(x, window_host(x, n, address))
         if b != 0:
-            async_arrival(x, n, b, 1 << lane, iid)
+            async_arrival(x, n, b, 1 << lane, False, iid)
             if k != 0:
                 raise_to(phase_clocks(x, b), k, ld64(z + X.Z_CP_SEQ))
 
@@ -238,7 +238,7 @@ def completes_on(x, n, address, lane, iid):
     b = barrier_at(x, window_host(x, n, address))
     if b == 0 or ld64(b + X.B_INIT) == 0:
         return 0
-    async_arrival(x, n, b, 1 << lane, iid)
+    async_arrival(x, n, b, 1 << lane, True, iid)
     return epoch_of(ld64(b + X.B_COMPONENT), ld64(b + X.B_PHASES) + 1, lane, X.EPOCH_ASYNC)
 
 

@@ -44,7 +44,7 @@ class Watch:
         clusters = -(-unit.slots // size)
         groups = unit.slots * -(-unit.warps // 4) if "wgmma" in run.launch.module.ptx else 1
         for field, count in {
-            X.X_KNOWN: 4 * warps * clock, X.X_COMPONENTS: most * X.K_BYTES, X.X_STARTS: clock,
+            X.X_KNOWN: X.ROWS * warps * clock, X.X_COMPONENTS: most * X.K_BYTES, X.X_STARTS: clock,
             X.X_Z: warps * X.Z_BYTES, X.X_Y: unit.slots * X.Y_BYTES, X.X_B: barriers * X.B_BYTES,
             X.X_B_CLOCKS: 4 * barriers * clock, X.X_B_SEEN: 16 * barriers * unit.warps,
             X.X_FINDINGS: X.FINDINGS * X.F_BYTES, X.X_HASH: 8 * X.HASH_SLOTS,
@@ -89,7 +89,7 @@ class Watch:
             memory = unit.ctas[int(slot) * L.C_BYTES + L.C_TMEM]
             if memory:
                 if memory not in memories:
-                    memories[memory] = self._take(X.CELL * X.TMEM_CELLS)
+                    memories[memory] = self._take(X.CELL * X.TMEM_CELLS + X.R_BYTES)
                 table[slot, X.Y_TMEM // 8] = memories[memory]
 
     def _ranges(self, run: Run) -> None:

@@ -32,6 +32,16 @@ from tensorladder.vgpu.check.copies import (
 )
 from tensorladder.vgpu.check.matrix import on_wgmma, on_wgmma_commit, on_wgmma_wait
 from tensorladder.vgpu.check.shadow import at_place, found, reset_arena
+from tensorladder.vgpu.check.tensor import (
+    on_alloc,
+    on_copy,
+    on_dealloc,
+    on_product,
+    on_shift,
+    on_tc_commit,
+    on_tensor_load,
+    on_tensor_store,
+)
 from tensorladder.vgpu.machine import hooks as H
 from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.machine.mbarrier import COUNT_MASK, tx_of
@@ -91,7 +101,7 @@ def on_start(x, c):
     for warp in range(warps):
         n = slot * warps + warp
         clock = clock_of(known(x, n), n)
-        for k in range(4):
+        for k in range(X.ROWS):
             clear(x, known(x, n) + k * size)
         st32(ld64(x + X.X_STARTS) + 4 * n, clock)
         st32(known(x, n) + 4 * n, clock + 1)
@@ -140,6 +150,20 @@ def stores_read(x, slot, n):
 
 
 @helper
+def products_waited(x, slot, n):
+    """A CTA should not end while tcgen05 operations of a thread run."""
+    z = record_of(x, n)
+    for lane in range(L.LANES):
+        k = ld32(z + X.Z_TC + 4 * lane)
+        if k == 0:
+            continue
+        seq = ld32(z + X.Z_TC_SEQ + 4 * lane)
+        if seq > ld32(ld64(x + X.X_STARTS) + 4 * k) and latest(x, slot, k) < seq:
+            at_place(x, n, 1 << lane, X.SPACE_TMEM, slot, 0, 0)
+            found(x, X.NOT_COMMITTED, site_of(n, ld32(z + X.Z_TC_LAST + 4 * lane)), 0, 0, 0, 0, 0)
+
+
+@helper
 def barriers_left(x, slot):
     """An mbarrier that still counts bytes when its CTA ends got more or fewer than it was told to expect."""
     y = slot_record(x, slot)
@@ -173,6 +197,7 @@ def on_end(x, c):
     warps = ld64(x + X.X_WARPS)
     for warp in range(warps):
         stores_read(x, slot, slot * warps + warp)
+        products_waited(x, slot, slot * warps + warp)
     barriers_left(x, slot)
 
 
@@ -196,6 +221,15 @@ def on_issue(x, op, n, lanes, iid):
     elif kind == L.OP_TMA_STORE or kind == L.OP_TMA_REDUCE or kind == L.OP_BULK_S2G or kind == L.OP_BULK_REDUCE:
         on_store(x, op, n, lane, iid)
         st32(record_of(x, n) + X.Z_BULK_LAST + 4 * lane, iid)
+    elif kind == L.OP_TC_MMA:
+        on_product(x, op, n, lane, iid)
+        st32(record_of(x, n) + X.Z_TC_LAST + 4 * lane, iid)
+    elif kind == L.OP_TC_COMMIT:
+        on_tc_commit(x, op, n, lane, iid)
+    elif kind == L.OP_TC_CP:
+        on_copy(x, op, n, lane, iid)
+    elif kind == L.OP_TC_SHIFT:
+        on_shift(x, op, n, lane, iid)
 
 
 @helper
@@ -208,7 +242,7 @@ def on_barrier(x, w, n, what, a, b, c, lanes, iid):
     elif what == H.CHECK_FLIP:
         on_flip(x, n, a, lanes, iid)
     elif what == H.CHECK_BAR:
-        on_bar(x, n, a, b)
+        on_bar(x, n, a, b, lanes, iid)
     elif what == H.CHECK_CLUSTER_ARRIVE:
         on_cluster_arrive(x, n, a, b)
     elif what == H.CHECK_CLUSTER_WAIT:
@@ -261,6 +295,14 @@ def tl_check(subject, what, a, b, c, lanes, iid):
         on_commit(x, w, n, a, lanes)
     elif what == H.CHECK_WAIT_GROUPS:
         on_wait_groups(x, w, n, a, b, c, lanes)
+    elif what == H.CHECK_TMEM_LD:
+        on_tensor_load(x, w, n, a, b, c, iid)
+    elif what == H.CHECK_TMEM_ST:
+        on_tensor_store(x, w, n, a, b, c, iid)
+    elif what == H.CHECK_TMEM_ALLOC:
+        on_alloc(x, n, a, b, c, lanes, iid)
+    elif what == H.CHECK_TMEM_DEALLOC:
+        on_dealloc(x, n, a, b, c, lanes, iid)
     elif what == H.CHECK_MAP:
         on_map(x, n, a, b, c, lanes, iid)
     else:

@@ -15,7 +15,10 @@ X_CLOCK_BYTES = 16  # of one vector clock: 4 * KMAX
 X_SLOTS = 24
 X_WARPS = 32  # of a CTA
 X_SIZE = 40  # CTAs of a cluster
-X_KNOWN = 48  # vector clocks, three a warp: what it has seen, what of that the async proxy sees, what a fence released
+# vector clocks, ROWS a warp: what it has seen, what of that the async proxy sees, both as of its last fence, the first
+# as of its last tcgen05.fence::after_thread_sync
+X_KNOWN = 48
+ROWS = 5
 X_COMPONENTS = 56  # K_ records
 X_STARTS = 64  # u32 a component: its clock when the CTA that is there now began
 X_Z = 72  # Z_ records of the warps, slot by slot
@@ -55,7 +58,7 @@ X_LANES = 336
 X_LAUNCH = 344
 X_LO = 352  # bytes of the access, from the place's first
 X_HI = 360
-X_CONFLICTS = 368  # taken off from here on: accesses in conflict, for tables (advice)
+X_COPIES = 368  # whether there is a cp.async
 X_ADVICE = 376  # table of (accesses, wavefronts, least) i64 an instruction, 0: no advice
 X_BYTES = 512
 
@@ -94,7 +97,6 @@ Z_ST = 24  # component of its tcgen05.st
 Z_ST_SEQ = 32
 Z_DIRTY = 40  # lanes that wrote shared memory since their last proxy fence
 Z_LD_OPEN = 48  # instruction + 1 of a tcgen05.ld that was not waited for
-Z_AFTER = 56  # tcgen05.fence::after_thread_sync was executed since the last wait
 Z_WGMMA_FENCE = 64  # a wgmma.fence was executed since the last access
 Z_WGMMA_SEQ = 72  # number of the last wgmma that it issued, plus 1
 Z_WGMMA_BASE = 96  # wgmma of the CTAs that ran there before (first warp of the group)
@@ -108,7 +110,8 @@ Z_TC = 896  # i32 x 32: component of a lane's tcgen05 operations
 Z_TC_SEQ = 1024  # i32 x 32
 Z_BULK_RING = 1152  # i32 x 32 x 32
 Z_BULK_LAST = 1152 + 4096  # i32 x 32: instruction of a lane's last bulk store
-Z_BYTES = Z_BULK_LAST + 128
+Z_TC_LAST = Z_BULK_LAST + 128  # i32 x 32: instruction of a lane's last tcgen05.mma
+Z_BYTES = Z_TC_LAST + 128
 
 RING = 64
 BULK_RING = 32
@@ -177,3 +180,10 @@ SYNC_MOST = 1024
 
 TMEM_BLOCKS = 8  # of 16 lanes
 TMEM_CELLS = TMEM_BLOCKS * L.TMEM_COLUMNS
+# behind the cells: products into one accumulator, one after the other, whose cells are yet to be stamped
+R_COLUMN = 0
+R_COUNT = 8  # columns, 0: no region is open
+R_BLOCKS = 16
+R_EPOCH = 24
+R_SITE = 32
+R_BYTES = 64

@@ -258,6 +258,37 @@ _TEXTS: dict[int, tuple[str, Verdict | None, str, str]] = {
         "the CTA ends in the middle of a phase of {barrier}: {a} of {b} arrivals have come, the last one here",
         "initialise the mbarrier with the arrivals that each phase gets",
     ),
+    X.WAIT_LD: (
+        "lint", None,
+        "{here} was not waited for (tcgen05.wait::ld) before {other} hands on: its registers, and that it has read, "
+        "are only certain then",
+        "tcgen05.wait::ld.sync.aligned after the loads",
+    ),
+    X.AFTER_SYNC: (
+        "tcgen05-order", Verdict.REVIEW,
+        "{here} follows a wait for what {other} left in tensor memory with no tcgen05.fence::after_thread_sync between",
+        "tcgen05.fence::after_thread_sync after the wait",
+    ),
+    X.COMMIT_OTHER_LANE: (
+        "tcgen05-order", None,
+        "{here} by lane {a} tracks nothing: the operations were issued by lane {b}, and a commit is of its own "
+        "thread's",
+        "issue and commit under one elect.sync predicate",
+    ),
+    X.NOT_COMMITTED: (
+        "tcgen05-order", Verdict.REVIEW,
+        "the CTA ends while {here} may still run: no warp of it has waited for a tcgen05.commit that covers it",
+        "tcgen05.commit after the last operation, and a wait for its mbarrier before the CTA ends",
+    ),
+    X.TMEM_FREED: (
+        "tmem", None,
+        "{here} frees tensor memory that {other} may still use: nothing orders the two",
+        "a barrier (of the cluster, where a CTA pair shares products) between the last use and tcgen05.dealloc",
+    ),
+    X.TWICE_FREED: (
+        "lint", None, "{here} frees {a} columns that the CTA has freed already",
+        "let one warp deallocate, the one that allocated",
+    ),
     X.STORE_AT_EXIT: (
         "missing-wait", None,
         "the CTA ends while {here} may still read its shared memory: no cp.async.bulk.wait_group.read by its thread",
