@@ -64,7 +64,7 @@ FEATURES = {
     # V^T is read transposed (A, the last but one immediate), weights are stored transposed
     "fused-dsa-wgmma": [r"wgmma\.mma_async\.sync\.aligned\.m64n16k16\.f32\.bf16\.bf16[^;]* p, 1, +1, 0, 0;",
                         r"m64n16k16\.f32\.bf16\.bf16[^;]* p, 1, +1, 1, 0;", "stmatrix.sync.aligned.m8n8.x4.trans",
-                        "cp.async.mbarrier.arrive.noinc", "fence.proxy.async.shared::cta", "griddepcontrol.wait"],
+                        "vote.sync.ballot", "fence.proxy.async.shared::cta", "griddepcontrol.wait"],
     "c1-wgmma": ["wgmma.mma_async.sync.aligned.m64n128k16.f32", "wgmma.fence", "wgmma.commit_group",
                  r"wgmma\.wait_group\.sync\.aligned\s+1;", "fence.proxy.async.shared::cta"],
     "c2-warp-specialized": ["wgmma.mma_async.sync.aligned.m64n256k16.f32", "setmaxnreg.inc", "setmaxnreg.dec",

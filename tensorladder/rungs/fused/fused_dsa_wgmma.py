@@ -6,10 +6,9 @@ Adds:
         S^T (64 tokens x 16) = K (64 x 576) Q^T          O^T (512 x 16) += V^T (512 x 64 tokens) P^T
     K is read from shared memory as it lies, row after row; V^T is the same bytes, read by WGMMA as an operand that is
     contiguous along M. O^T takes 64 registers a thread.
-    - TMA puts rows from anywhere into the 128-byte swizzle only one by one. A warpgroup of producers does so with
-      cp.async, 16 bytes a thread, swizzled by hand; their arrival at the stage's mbarrier is a part of the copies'
-      completion (cp.async.mbarrier.arrive.noinc). cp.async writes through the generic proxy, WGMMA reads through the
-      async one: the consumer has the fence between, after its wait.
+    - TMA puts rows from anywhere into the 128-byte swizzle only one by one. Two pairs of producer warps do so with
+      cp.async, 16 bytes a thread, swizzled by hand, a tile in flight each. cp.async writes through the generic proxy,
+      WGMMA reads through the async one: each thread waits for its copies, fences, and only then the warp arrives.
     - Tokens are rows, so the softmax goes over the lanes and warps of a warpgroup: maxima by shuffles and through
       shared memory. The weights go there by stmatrix, transposed, where the tile's rotary part was.
     - Two consumer warpgroups take every other tile, each with a maximum, sum and output of its own: while one is at its
@@ -20,7 +19,7 @@ Warp roles:
     | warps      | role                                                                               |
     |------------|------------------------------------------------------------------------------------|
     | 0-3, 4-7   | consumers, a warpgroup each: products and softmax of every other tile, half of O   |
-    | 8-11       | producers: gather 64 tokens a stage, as far ahead as stages are free               |
+    | 8-9, 10-11 | producers: gather 64 tokens a stage, every other tile, as far ahead as there is room |
     | all 4      | of the second kernel: a row's head, part after part                                |
 
 Budget:
@@ -46,7 +45,7 @@ from tensorladder.core.program import Program
 from tensorladder.frontends.cutedsl import compile_program
 from tensorladder.problems.sparse_attention import HEADS, LATENT, ROTARY, SM_SCALE, max_splits
 from tensorladder.rungs.parts import heads, pieces, sparse, wgmma
-from tensorladder.rungs.parts.cpasync import start_copy
+from tensorladder.rungs.parts.cpasync import hand_over, start_copy
 from tensorladder.rungs.rung import Rung
 
 
@@ -75,6 +74,7 @@ LANES = 32
 WARPGROUP = 128  # threads
 WARPS = 4  # of a warpgroup
 CONSUMERS = 2  # warpgroups
+PAIR = 2  # warps that gather a tile
 TILE = 64  # tokens, the rows of a WGMMA
 VECTOR = 8  # elements of 16 bytes
 BLOCKS = LATENT // 64  # of O^T's rows
@@ -102,6 +102,7 @@ class WgmmaSparseAttention:
             latent_empty: cute.struct.MemRange[cutlass.Int64, self.stages]
             rotary_full: cute.struct.MemRange[cutlass.Int64, CONSUMERS]
             rotary_empty: cute.struct.MemRange[cutlass.Int64, CONSUMERS]
+            there: cute.struct.MemRange[cutlass.Int32, CONSUMERS * PAIR]
             of_warps: cute.struct.MemRange[cutlass.Float32, CONSUMERS * WARPS * HEADS]
             sQ: cute.struct.Align[cute.struct.MemRange[dtype, cute.cosize(layouts[0])], 1024]
             sQ_pe: cute.struct.Align[cute.struct.MemRange[dtype, cute.cosize(layouts[1])], 1024]
@@ -144,10 +145,10 @@ class WgmmaSparseAttention:
         rotary_full, rotary_empty = storage.rotary_full.data_ptr(), storage.rotary_empty.data_ptr()
         if tidx == 0:
             for stage in cutlass.range_constexpr(self.stages):
-                cute.arch.mbarrier_init(full + stage, WARPGROUP)
+                cute.arch.mbarrier_init(full + stage, PAIR)
                 cute.arch.mbarrier_init(empty + stage, WARPS)
             for stage in cutlass.range_constexpr(CONSUMERS):
-                cute.arch.mbarrier_init(rotary_full + stage, WARPGROUP)
+                cute.arch.mbarrier_init(rotary_full + stage, PAIR)
                 cute.arch.mbarrier_init(rotary_empty + stage, WARPS)
             cute.arch.mbarrier_init_fence()
         self.load_queries(mQ[row, None, None], storage.sQ.data_ptr(), tidx)
@@ -157,27 +158,31 @@ class WgmmaSparseAttention:
         cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.sync_threads()
 
+        there = cute.make_tensor(storage.there.data_ptr(), cute.make_layout((PAIR, CONSUMERS)))  # bits: is it a token?
         indices = mIndex[row, None]
         begin = split * (self.tiles * TILE)
         if group == CONSUMERS:
-            for tile in range(self.tiles):
+            pair, warp = cute.arch.make_warp_uniform(thread // (PAIR * LANES)), thread // LANES % PAIR
+            place = begin + pair * TILE + lane * PAIR + warp
+            token = sparse.token(indices, place)
+            for tile in range(pair, self.tiles, CONSUMERS):
+                stage = tile % self.stages
+                place += CONSUMERS * TILE
+                following = sparse.token(indices, place)
                 # A barrier that nobody has completed yet counts as having completed its odd phase.
-                stage, slot = tile % self.stages, tile % CONSUMERS
-                token = cutlass.Int32(-1)
-                if lane < TILE // WARPS:
-                    token = sparse.token(indices, begin + tile * TILE + lane * WARPS + thread // LANES)
                 cute.arch.mbarrier_wait(empty + stage, (tile // self.stages + 1) % 2)
                 self.gather(latent, token, storage.sC.data_ptr() + stage * (TILE * LATENT), thread)
-                cute.arch.cp_async_mbarrier_arrive_noinc(full + stage)
-                cute.arch.mbarrier_wait(rotary_empty + slot, (tile // CONSUMERS + 1) % 2)
-                self.gather(rotary, token, storage.sK_pe.data_ptr() + slot * (TILE * ROTARY), thread)
-                cute.arch.cp_async_mbarrier_arrive_noinc(rotary_full + slot)
+                cute.arch.mbarrier_wait(rotary_empty + pair, (tile // CONSUMERS + 1) % 2)
+                self.gather(rotary, token, storage.sK_pe.data_ptr() + pair * (TILE * ROTARY), thread)
+                there[warp, pair] = cute.arch.vote_ballot_sync(token >= 0)
+                hand_over(1, full + stage, lane)
+                hand_over(0, rotary_full + pair, lane)
+                token = following
 
         if group < CONSUMERS:
             # Operands as descriptors: (MMA, MMA_M or MMA_N, MMA_K, stage). V^T is the tile with its modes swapped, P^T
             # the first 16 lines of the rotary part.
-            transposed = cute.select(layouts[2].outer, mode=[1, 0, 2])
-            sV = cute.make_tensor(sC.iterator, transposed)
+            sV = cute.make_tensor(sC.iterator, cute.select(layouts[2].outer, mode=[1, 0, 2]))
             sP = cute.local_tile(sK_pe, (HEADS, TILE), (0, 0, None))
             mma_S, mma_O = cute.make_tiled_mma(self.op_S), cute.make_tiled_mma(self.op_O)
             thr_S, thr_O = mma_S.get_slice(0), mma_O.get_slice(0)
@@ -199,20 +204,17 @@ class WgmmaSparseAttention:
             for step in range((self.tiles + 1 - group) // CONSUMERS):
                 tile = step * CONSUMERS + group
                 stage = tile % self.stages
-                mask = self.mask(indices, begin + tile * TILE + thread // LANES * 16 + lane // 4)
-
                 cute.arch.mbarrier_wait(full + stage, tile // self.stages % 2)
-                cute.arch.fence_proxy("async.shared", space="cta")
                 warpgroup.fence()
                 self.multiply(self.op_S, tSrS, tSrK[None, None, None, stage], tSrQ, True)
                 cute.arch.mbarrier_wait(rotary_full + group, step % 2)
-                cute.arch.fence_proxy("async.shared", space="cta")
                 self.multiply(self.op_S, tSrS, tSrK_pe[None, None, None, group], tSrQ_pe, False)
                 warpgroup.commit_group()
                 warpgroup.wait_group(0)
 
+                mask = self.mask(there[None, group], thread)
                 self.softmax(logits, out, most, total, mask, of_warps[None, None, group], group, thread)
-                self.store_weights(tSrS, storage.sK_pe.data_ptr() + group * (TILE * ROTARY), thread)
+                heads.store(tSrS, storage.sK_pe.data_ptr() + group * (TILE * ROTARY), thread)
                 cute.arch.fence_proxy("async.shared", space="cta")
                 cute.arch.barrier(barrier_id=1 + group, number_of_threads=WARPGROUP)
                 warpgroup.fence()
@@ -253,21 +255,22 @@ class WgmmaSparseAttention:
 
     @cute.jit
     def gather(self, cache: cute.Tensor, token: cutlass.Int32, base: cute.Pointer, thread: cutlass.Int32):
-        """Start copies of a tile's tokens to shared memory; zeros for those that are none.
+        """Start copies of a tile's tokens to shared memory, as a group; zeros for those that are none.
 
-        token: each lane's, of those that the warp copies: the rows of the tile that are its number modulo 4.
+        token: each lane's, of the every other row of the tile that is the warp's.
         """
-        warp, lane = thread // LANES, thread % LANES
+        warp, lane = thread // LANES % PAIR, thread % LANES
         vectors = cache.shape[1] // VECTOR
         lanes = min(vectors, LANES)  # on a row
-        for i in cutlass.range_constexpr(TILE // WARPS * lanes // LANES):
+        for i in cutlass.range_constexpr(TILE // PAIR * lanes // LANES):
             number = i * (LANES // lanes) + lane // lanes
             its = cute.arch.shuffle_sync(token, number)
             for j in cutlass.range_constexpr(vectors // lanes):
                 place = j * lanes + lane % lanes
                 src = cute.local_tile(cache[max(its, 0), None], (VECTOR,), (place,))
-                dst = pieces.place(base, TILE, number * WARPS + warp, place)
+                dst = pieces.place(base, TILE, number * PAIR + warp, place)
                 start_copy(dst, src.iterator, 16 if its >= 0 else 0)
+        cute.arch.cp_async_commit_group()
 
     @cute.jit
     def multiply(
@@ -305,26 +308,14 @@ class WgmmaSparseAttention:
             out[i, None].store(out[i, None].load() * scale)
 
     @cute.jit
-    def mask(self, indices: cute.Tensor, place: cutlass.Int32):
+    def mask(self, there: cute.Tensor, thread: cutlass.Int32):
         """What is added to the logits of a thread's two tokens: 0, or -inf where there is none."""
         mask = cute.make_rmem_tensor(cute.make_layout(((2, 1),)), cutlass.Float32)
+        row = thread // LANES * 16 + thread % LANES // 4
         for i in cutlass.range_constexpr(2):
-            there = sparse.token(indices, place + 8 * i) >= 0
-            mask[i] = cutlass.Float32(0) if there else -cutlass.Float32.inf
+            bit = there[row % PAIR] >> (row // PAIR + 8 // PAIR * i) & 1
+            mask[i] = cutlass.Float32(0) if bit == 1 else -cutlass.Float32.inf
         return mask
-
-    @cute.jit
-    def store_weights(self, tSrS: cute.Tensor, base: cute.Pointer, thread: cutlass.Int32):
-        """The weights as bf16 to shared memory by stmatrix: 16 lines, a head each, of 64 tokens."""
-        warp, lane = thread // LANES, thread % LANES
-        weights = cute.make_fragment_like(tSrS, base.dtype)
-        weights.store(tSrS.load().to(base.dtype))
-        # A lane gives the place of a row of the four 8 x 8 matrices: tokens, tokens 8 further, then for 8 heads more.
-        matrix, line = lane // 8, lane % 8
-        place = pieces.place(base, HEADS, matrix // 2 * 8 + line, warp * 2 + matrix % 2)
-        target = cute.make_tensor(place, cute.make_layout(VECTOR))
-        atom = cute.make_copy_atom(cute.nvgpu.warp.StMatrix8x8x16bOp(True, 4), base.dtype)
-        cute.copy(atom, cute.make_tensor(weights.iterator, VECTOR), target)
 
     @cute.jit
     def finish(
@@ -336,7 +327,8 @@ class WgmmaSparseAttention:
         The same thread of the other warpgroup has the same elements: they pass each other vectors of 4, by thread.
         """
         mO, mLse, mParts, mSums = outside
-        vectors, of_half = BLOCKS // 2 * heads.OF_BLOCK // 4, BLOCKS // 2 * heads.OF_BLOCK
+        of_half = BLOCKS // 2 * heads.OF_BLOCK
+        vectors = of_half // 4
         maxima = cute.make_tensor(exchange, cute.make_layout((4, WARPGROUP, CONSUMERS)))
         outputs = cute.make_tensor(
             exchange + cute.size(maxima),

@@ -26,6 +26,17 @@ def copy_16_bytes(dst: cute.Tensor, src: cute.Tensor, count: cutlass.Int32, swiz
     start_copy(place, src.iterator, count * (dst.element_type.width // 8))
 
 
+@cute.jit
+def hand_over(younger: cutlass.Constexpr, full: cute.Pointer, lane: cutlass.Int32):
+    """Wait for a warp's groups of copies but the `younger` last, then arrive once at an mbarrier whose waiters read
+    them through the async proxy: each thread fences what it wrote before that."""
+    cute.arch.cp_async_wait_group(younger)
+    cute.arch.fence_proxy("async.shared", space="cta")
+    cute.arch.sync_warp()
+    if lane == 0:
+        cute.arch.mbarrier_arrive(full)
+
+
 @dsl_user_op
 def start_copy(dst: cute.Pointer, src: cute.Pointer, size: Any, *, loc: Any = None, ip: Any = None) -> None:
     """cp.async.cg of 16 bytes, of which `size` are read."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 
+from tensorladder.rungs.parts import pieces
+
 LANES = 32
 OF_BLOCK = 8
 """Accumulators of a thread in 64 rows of 16 columns."""
@@ -48,3 +50,19 @@ def over_warps(of_warps: cute.Tensor, head: cutlass.Int32, first: cutlass.Float3
     for warp in cutlass.range_constexpr(of_warps.shape[1]):
         first = combine(first, of_warps[head, warp])
     return first
+
+
+@cute.jit
+def store(accumulators: cute.Tensor, base: cute.Pointer, thread: cutlass.Int32):
+    """64 rows of 16 heads to shared memory, transposed and converted, by stmatrix: a line of 64 rows a head.
+
+    base: of the 16 lines, under the 128-byte swizzle, in a 16-bit type.
+    """
+    warp, lane = thread // LANES, thread % LANES
+    values = cute.make_fragment_like(accumulators, base.dtype)
+    values.store(accumulators.load().to(base.dtype))
+    # A lane gives the place of a line of the four 8 x 8 matrices: rows, rows 8 further, then for 8 heads more.
+    matrix, line = lane // 8, lane % 8
+    target = pieces.place(base, 16, matrix // 2 * 8 + line, warp * 2 + matrix % 2)
+    atom = cute.make_copy_atom(cute.nvgpu.warp.StMatrix8x8x16bOp(True, 4), base.dtype)
+    cute.copy(atom, cute.make_tensor(values.iterator, OF_BLOCK), cute.make_tensor(target, cute.make_layout(8)))
