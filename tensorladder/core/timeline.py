@@ -82,10 +82,13 @@ class Timeline:
 
         Groups are added up; None where `other` never is.
         """
+        found: dict[tuple[str, str], list[Interval]] = {}
+        for span in self.spans:
+            if span.kind in (one, other):
+                found.setdefault((self.tracks[span.track].group, span.kind), []).append((span.start, span.end))
         both = alone = 0.0
         for group in self.groups:
-            first = merged((s.start, s.end) for s in self.of_kind(one, group))
-            second = merged((s.start, s.end) for s in self.of_kind(other, group))
+            first, second = merged(found.get((group, one), ())), merged(found.get((group, other), ()))
             both += common(first, second)
             alone += sum(end - start for start, end in second)
         return both / alone if alone else None
