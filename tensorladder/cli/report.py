@@ -12,6 +12,7 @@ from tensorladder.cli.list import record
 from tensorladder.cli.options import Json
 from tensorladder.core.errors import UsageError
 from tensorladder.report.results import KEPT
+from tensorladder.report.timelines import Drawer
 
 
 def report(
@@ -20,13 +21,20 @@ def report(
         str | None,
         typer.Option("--results", metavar="DIR", help=f"result files of `bench` (default: {KEPT}, if there)"),
     ] = None,
+    timelines: Annotated[
+        bool, typer.Option("--timelines", help="run every rung on the virtual GPU and draw its timeline (minutes)")
+    ] = False,
     as_json: Json = False,
 ) -> int:
     """Write one HTML page: the ladder, each rung's lesson and changes, pictures of what was measured."""
     if file is None and not as_json:
         raise UsageError("nowhere to write: -o ladder.html names a file (--json prints the facts)")
     place = library.check_output(file) if file is not None else None
-    facts = library.gather(results)
+    drawer = Drawer() if timelines else None
+    with output.progress("tracing every rung"):
+        facts = library.gather(results, timeline=drawer) if drawer else library.gather(results)
+    for line in drawer.refused if drawer else ():
+        output.complain(f"no timeline: {line}")
     size = library.write(place, library.page(facts)) if place is not None else None
     if as_json:
         for rung in facts.rungs:

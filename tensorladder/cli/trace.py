@@ -9,6 +9,9 @@ import typer
 from tensorladder.cli import output
 from tensorladder.cli.options import Arch, Dtype, Json, On, Seed, Shape, SmCount, Timeout
 from tensorladder.core.errors import UsageError
+from tensorladder.core.timeline import Timeline
+from tensorladder.draw.timelines import picture
+from tensorladder.draw.what import check_output, write
 from tensorladder.measure import pack as packs
 from tensorladder.measure import trace as measure
 from tensorladder.measure.request import parse_shape
@@ -17,7 +20,9 @@ from tensorladder.measure.run import plan
 
 def trace(
     rung: Annotated[str, typer.Argument(metavar="RUNG[:KNOB=VALUE,...]", help="a rung, with other knobs: c2:stages=2")],
-    file: Annotated[str, typer.Option("-o", "--output", metavar="F", help="the file to write, such as c2.json")],
+    file: Annotated[
+        str, typer.Option("-o", "--output", metavar="F", help="the file to write: c2.json; c2.svg draws one CTA")
+    ],
     shape: Shape = None,
     dtype: Dtype = None,
     on: On = "vgpu",
@@ -41,6 +46,7 @@ def trace(
     info, settings = measure.parse_spec(rung)
     if pack is not None and on != "gpu":
         raise UsageError("--pack is for --on gpu: the virtual GPU runs PTX, which packs leave out")
+    drawn = file.lower().endswith(".svg")
     if ctas < 1:
         raise UsageError(f"--ctas {ctas}: at least 1")
     if on == "gpu" or probes:
@@ -62,8 +68,8 @@ def trace(
             traced = measure.from_probes(asked, pack, settings)
         else:
             traced = measure.from_machine(asked)
-    shown = measure.only_first(traced.timeline, ctas)
-    size = shown.write(file)
+    shown = measure.only_first(traced.timeline, 1 if drawn else ctas)
+    size = _draw(shown, file) if drawn else shown.write(file)
     record = {"file": file, "bytes": size, "ctas_written": len(shown.groups), **traced.record()}
     if as_json:
         output.emit(record)
@@ -76,11 +82,19 @@ def trace(
     return traced.result.exit_code
 
 
+def _draw(line: Timeline, file: str) -> int:
+    made = picture(line)
+    if made is None:
+        raise UsageError(f"-o {file}: nothing to draw, no warp waits and no unit works beside them: name it F.json")
+    write(check_output(file), made)
+    return len(made)
+
+
 def _say(record: dict) -> None:
     shape = "x".join(map(str, record["shape"]))
     output.write(
         f"{record['file']}: {record['rung']} {shape} {record['dtype']}, {record['ctas_written']} of {record['ctas']} "
-        f"CTAs, {record['bytes'] / 1e3:.0f} kB (open it at ui.perfetto.dev)"
+        f"CTAs, {record['bytes'] / 1e3:.0f} kB" + ("" if record["file"].endswith(".svg") else OPEN)
     )
     output.write(f"{record['nanoseconds'] / 1e3:.2f} us on the {WHERE[record['on']]}, from {SOURCES[record['source']]}")
     if record["overlap"]:
@@ -91,6 +105,7 @@ def _say(record: dict) -> None:
         output.write(f"{role}: {said or 'no wait'}")
 
 
+OPEN = " (open it at ui.perfetto.dev)"
 WHERE = {"vgpu": "virtual GPU (timed policy)", "gpu": "GPU"}
 SOURCES = {measure.MACHINE: "its own record", measure.PROBES: "the kernel's probes"}
 KINDS = {"load": "loads in flight", "tensor": "tensor cores at work", "store": "stores in flight", "run": "work",

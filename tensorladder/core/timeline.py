@@ -3,7 +3,7 @@
 The file is the Trace Event Format (Chrome's JSON), as PyTorch's profiler writes it: Perfetto's UI and trace processor
 and chrome://tracing read it, and a machine with a GPU needs no package to write it. Of that format only complete events
 (`X`), flows (`s`, `f`) and names (`M`) are used, and the spans of one track never overlap, which is what Perfetto's
-importer supports. Times are nanoseconds.
+importer supports. Times are nanoseconds here, and microseconds in the file.
 """
 
 from __future__ import annotations
@@ -71,6 +71,11 @@ class Timeline:
         return [s for s in self.spans if s.kind == kind and group in (None, self.tracks[s.track].group)]
 
     @property
+    def shown(self) -> list[Span]:
+        """The spans that the file has: those that last a nanosecond, its resolution. Arrows at others find the next."""
+        return [span for span in self.spans if round(span.end) > round(span.start)]
+
+    @property
     def length(self) -> float:
         """Nanoseconds from the first start to the last end."""
         if not self.spans:
@@ -116,11 +121,11 @@ class Timeline:
             pid = groups[track.group]
             made += [_named("thread_name", pid, tid, track.name), _sorted("thread_sort_index", pid, tid, tid)]
         timed: list[tuple[int, int, dict[str, Any]]] = []
-        for span in self.spans:
+        for span in self.shown:
             start, end = round(span.start), round(span.end)
             place = {"pid": groups[self.tracks[span.track].group], "tid": span.track + 1}
-            event = {"ph": "X", "name": span.name, "cat": span.kind, "ts": start / 1e3, "dur": (end - start) / 1e3,
-                     **place, "args": span.facts}  # fmt: skip
+            event = {"ph": "X", "name": span.name, "cat": span.kind, "ts": _microseconds(start),
+                     "dur": _microseconds(end - start), **place, "args": span.facts}  # fmt: skip
             # of spans that begin together, the longer one first: it would hold the other
             timed.append((start, start - end, event))
         for number, arrow in enumerate(self.arrows, 1):
@@ -134,14 +139,15 @@ class Timeline:
         leave = max(round(source.start), min(round(source.end) - 1, begin))
         made = []
         for phase, at, span in (("s", leave, source), ("f", max(begin, leave), target)):
-            event = {"ph": phase, "name": arrow.name, "cat": "flow", "id": number, "ts": at / 1e3,
+            event = {"ph": phase, "name": arrow.name, "cat": "flow", "id": number, "ts": _microseconds(at),
                      "pid": groups[self.tracks[span.track].group], "tid": span.track + 1}  # fmt: skip
             made.append((at, 1 if phase == "s" else 2, event | ({"bp": "e"} if phase == "f" else {})))
         return made
 
     def write(self, path: str | Path) -> int:
         """Write the file; its bytes. UsageError where it cannot be written."""
-        whole = {"traceEvents": self.events(), "displayTimeUnit": "ns", "otherData": self._about()}
+        # No "displayTimeUnit": Perfetto's trace processor would take "ns" for the unit of all times.
+        whole = {"traceEvents": self.events(), "otherData": self._about()}
         text = json.dumps(whole, separators=(",", ":"), allow_nan=False) + "\n"
         try:
             Path(path).write_text(text, encoding="utf-8")
@@ -151,6 +157,11 @@ class Timeline:
 
     def _about(self) -> dict[str, Any]:
         return {"title": self.title, **self.facts, "left_out": self.left_out}
+
+
+def _microseconds(nanoseconds: int) -> float:
+    """As the file has them, and a fifth of a nanosecond: readers cut off what is left after multiplying by 1000."""
+    return (10 * nanoseconds + 2) / 1e4
 
 
 def _named(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:

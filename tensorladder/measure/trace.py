@@ -52,7 +52,7 @@ class Traced:
             "rung": asked.info.name, "arch": asked.arch, "on": asked.on, "shape": list(asked.shape),
             "dtype": asked.dtype, "source": self.source, "ok": self.result.ok, "error": self.result.error,
             "nanoseconds": round(line.length, 1), "ctas": len(line.groups), "tracks": len(line.tracks),
-            "spans": len(line.spans), "arrows": len(line.arrows), "left_out": line.left_out,
+            "spans": len(line.shown), "arrows": len(line.arrows), "left_out": line.left_out,
             "overlap": None if share is None else {"of": other, "with": one, "share": round(share, 4)},
             "waits": waits(line), "message": self.result.message,
         }  # fmt: skip

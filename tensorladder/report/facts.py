@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tensorladder.measure.inspect import diff
@@ -36,7 +36,7 @@ class Timing:
 @dataclass(frozen=True)
 class RungFacts:
     """One rung. anchor: its id in the page. knobs_doc: what its config's docstring says. diff: from its parent, ""
-    where it has none. own: times of the rung itself; called: of calls of the op that ran it.
+    where it has none. own: times of the rung itself; called: of calls of the op that ran it. timeline: SVG, or "".
     """
 
     info: RungInfo
@@ -46,6 +46,7 @@ class RungFacts:
     diff: str
     own: tuple[Timing, ...]
     called: tuple[Timing, ...]
+    timeline: str = ""
 
     @property
     def best(self) -> Timing | None:
@@ -91,16 +92,23 @@ class Facts:
         return next(anchor for anchor, one in self.results if one is results)
 
 
-def gather(folder: str | None = None, infos: Sequence[RungInfo] | None = None) -> Facts:
+def gather(
+    folder: str | None = None,
+    infos: Sequence[RungInfo] | None = None,
+    timeline: Callable[[RungInfo], str] = lambda _: "",
+) -> Facts:
     """The facts of every rung (or of `infos`), with the figures of the result files in `folder`.
 
-    folder: as `results.read_folder` takes it. UsageError for result files that cannot be read.
+    folder: as `results.read_folder` takes it. timeline: draws a rung's (`timelines.Drawer`). UsageError for result
+    files that cannot be read.
     """
     results = read_folder(folder)
     taken: set[str] = {"top", "main", "ladder", "results", "rungs"}
     infos = catalog() if infos is None else infos
     steps = {info.step: info.name for info in reversed(infos)}  # a step is its first rung
-    rungs = tuple(_rung(info, results, taken, steps[info.step] == info.name) for info in infos)
+    rungs = tuple(
+        replace(_rung(info, results, taken, steps[info.step] == info.name), timeline=timeline(info)) for info in infos
+    )
     return Facts(rungs, tuple((slug(f"results-{one.name}", taken), one) for one in results))
 
 

@@ -155,8 +155,18 @@ def _changes(facts: Facts, one: RungFacts) -> Markup | None:
                class_="changes")  # fmt: skip
 
 
+def _timeline(facts: Facts, one: RungFacts) -> Markup | None:
+    if not one.timeline:
+        return None
+    figure = tag("figure", Markup(one.timeline.strip()))
+    words = "One CTA on the virtual GPU, under its table of latencies: not a GPU's times"
+    name = f"timeline of {one.info.name}"
+    scrolls = tag("div", figure, class_="scrolls", tabindex="0", role="group", aria_label=name)
+    return join([tag("h5", "Timeline"), tag("p", words), scrolls])
+
+
 #: what a rung shows, in order; one that has nothing to say makes nothing
-PARTS: tuple[Callable[[Facts, RungFacts], Markup | None], ...] = (_lesson, _knobs, _measured, _changes)
+PARTS: tuple[Callable[[Facts, RungFacts], Markup | None], ...] = (_lesson, _knobs, _timeline, _measured, _changes)
 
 
 def results(facts: Facts) -> Markup:

@@ -11,7 +11,7 @@ from benchmarks import pipeline_depth
 from tensorladder.measure import bench
 from tensorladder.measure import pack as packs
 from tensorladder.rungs.rung import find, load
-from tests.core.trace_files import problems, trace_processor
+from tests.core.trace_files import TraceProcessor, problems
 
 pytest.importorskip("cutlass")
 
@@ -48,6 +48,12 @@ def test_both_sources_write_the_same_format(ask, tmp_path, rung, probes):
         assert said["overlap"]["of"] == "tensor" and said["overlap"]["share"] > 0.5
 
 
+def test_a_name_that_ends_in_svg_is_drawn(ask, tmp_path):
+    said = ask("trace", "c2", "-o", str(tmp_path / "c2.svg"))
+    assert said.code == 0 and "1 of 2 CTAs" in said.out and "ui.perfetto.dev" not in said.out
+    assert (tmp_path / "c2.svg").read_text().startswith("<svg")
+
+
 def test_ctas_are_written_by_sm_and_counted(ask, tmp_path):
     said, whole = record(ask, tmp_path, "a1-naive-cuda-like", "--shape", "64,64,64", "--ctas", "3")
     assert (said["ctas"], said["ctas_written"]) == (16, 3)
@@ -73,6 +79,8 @@ def test_what_a_person_reads(ask, tmp_path):
     ("c2:depth=3 -o x.json", "no knob 'depth'"),
     ("c2:stages=many -o x.json", "stages"),
     ("c2 -o no/such/folder/x.json", "no/such/folder"),
+    ("c2 -o no/such/folder/x.svg", "no/such/folder"),
+    ("a1-naive-cuda-like -o x.svg", "nothing to draw"),
     ("c2 -o x.json --ctas 0", "--ctas 0"),
     ("c2 -o x.json --on moon", "--on"),
     ("c2 -o x.json --shape 1,2", "M,N,K"),
@@ -164,19 +172,29 @@ def test_the_variant_with_probes_is_right_under_every_policy(policy):
 # ------------------------------------------------------------------------------------------- Perfetto, and the study
 
 
-def test_perfettos_trace_processor_reads_the_file(ask, tmp_path):
-    processor = pytest.importorskip("perfetto.trace_processor")
-    binary = trace_processor()
-    said, _ = record(ask, tmp_path, "c2", "--shape", "256,256,256")
-    config = processor.TraceProcessorConfig(bin_path=str(binary))
-    with processor.TraceProcessor(trace=str(tmp_path / "t.json"), config=config) as read:
-        def count(query):
-            return next(iter(read.query(query))).n
-
-        assert count("select count(*) n from slice where category != 'flow'") == said["spans"]
-        assert count("select count(*) n from flow") == said["arrows"]
-        assert count("select count(*) n from thread where name glob 'warp*producer'") == said["ctas"]
-        assert count("select count(*) n from stats where severity != 'info' and value > 0") == 0
+@pytest.mark.parametrize("asked", [("c2",), ("d4-persistent",), ("c2", "--probes")], ids=" ".join)
+def test_perfettos_trace_processor_reads_the_file(ask, tmp_path, asked):
+    processor = TraceProcessor(tmp_path)
+    said, whole = record(ask, tmp_path, *asked)
+    assert said["ctas"] == said["ctas_written"]
+    slices, arrows, losses, names = processor.ask(
+        tmp_path / "t.json",
+        "select count(*) n, max(depth) deepest, sum(dur) time, min(ts) first, max(ts + dur) last from slice",
+        "select count(*) n, sum(a.ts + a.dur <= b.ts + 1) forward, sum(a.ts <= b.ts) later from flow "
+        "join slice a on a.id = slice_out join slice b on b.id = slice_in",
+        "select name, value from stats where severity != 'info' and value > 0",
+        "select distinct name from thread where name is not null order by name",
+    )
+    spans = [event for event in whole["traceEvents"] if event["ph"] == "X"]
+    (counted,) = slices
+    assert counted["n"] == said["spans"] == len(spans) and counted["deepest"] == 0  # none inside another
+    assert counted["time"] == sum(int(event["dur"] * 1000) for event in spans)
+    assert counted["last"] - counted["first"] == pytest.approx(said["nanoseconds"], abs=2)
+    assert arrows[0]["n"] == arrows[0]["later"] == said["arrows"] > 10
+    assert losses == []
+    assert {row["name"] for row in names} == {
+        event["args"]["name"] for event in whole["traceEvents"] if event["name"] == "thread_name"
+    }
 
 
 def test_the_study_of_depths_prints_what_was_measured(capsys):

@@ -69,7 +69,7 @@ def test_the_file_keeps_the_rules_of_the_format(tmp_path):
     assert whole["otherData"] == {"title": "x", "rung": "x", "left_out": 0}
     start = next(event for event in whole["traceEvents"] if event["ph"] == "s")
     end = next(event for event in whole["traceEvents"] if event["ph"] == "f")
-    assert (start["ts"], end["ts"], start["id"], end["bp"]) == (0.499, 0.5, end["id"], "e")
+    assert (start["ts"], end["ts"], start["id"], end["bp"]) == (0.4992, 0.5002, end["id"], "e")
 
 
 def test_the_rules_are_ones_that_a_file_can_break(tmp_path):

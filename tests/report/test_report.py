@@ -372,3 +372,32 @@ def test_its_script_runs_in_a_browser(html, tmp_path):
     assert [box.attributes["id"] for box in root.find("details", class_="rung") if "open" in box.attributes] == [
         "c2-warp-specialized"
     ]
+
+
+def test_timelines_are_drawn_into_the_page():
+    pytest.importorskip("cutlass")
+    from tensorladder.report.timelines import Drawer
+    from tensorladder.rungs.rung import find
+
+    drawer = Drawer()
+    infos = [find("a1-naive-cuda-like"), find("c2")]
+    root = Tree(page(gather(None, infos, drawer))).root
+    check_whole(root)
+    assert drawer.refused == []
+    (figure,) = [one for one in root.find("figure") if one.find("svg", class_="tl-picture")]
+    rung = next(one for one in figure.ancestors if one.attributes.get("class") == "rung")
+    assert rung.attributes["id"] == "c2-warp-specialized"  # the naive one never waits: nothing to see
+    labels = {one.text for one in figure.find("text")}
+    assert {"warp 0: consumers", "warp 4: consumers", "warp 8: producer", "TMA loads", "tensor cores"} <= labels
+
+
+def test_a_rung_that_cannot_be_traced_is_said_and_left_out(monkeypatch):
+    from tensorladder.report import timelines
+    from tensorladder.rungs.rung import find
+
+    def refuse(_):
+        raise UsageError("no engine")
+
+    monkeypatch.setattr(timelines, "from_machine", refuse)
+    drawer = timelines.Drawer()
+    assert drawer(find("c2")) == "" and drawer.refused == ["c2-warp-specialized: no engine"]

@@ -140,7 +140,7 @@ class _Launch:
         self.works: dict[int, _Work] = {}
         self.last: dict[tuple[int, int, int], _Work] = {}  # of a CTA's warp (WGMMA: warpgroup) and kind
         self.tensor: dict[int, _Work] = {}  # last of a CTA's tensor cores, for commits
-        self.stores: dict[tuple[int, int, int, int], _Work] = {}
+        self.joined: dict[tuple[int, ...], _Work] = {}
 
     def add(self) -> None:
         """Read all events and make tracks, spans and arrows of them."""
@@ -220,13 +220,14 @@ class _Launch:
         iid: int,
     ) -> None:  # fmt: skip
         kind &= 0xFF
-        # A store's two stages, and the lanes that ask for the same one, are one.
-        one = self.stores.get((linear, warp, iid, issued)) if kind in _STORES else None
+        # A store's two stages are one, and what lanes or neighbouring instructions ask for together.
+        key = (linear, warp, kind, iid if kind in _STORES else clock, issued)
+        one = self.joined.get(key) if kind in _STORES or kind == L.OP_CP_ASYNC else None
         if one is None:
-            one = _Work(kind, warp, issued, start, busy, work, iid, clock)
+            one = self.joined[key] = _Work(kind, warp, issued, start, busy, work, iid, clock)
             self.ctas[linear].works.append(one)
-            if kind in _STORES:
-                self.stores[linear, warp, iid, issued] = one
+        elif kind == L.OP_CP_ASYNC:
+            one.work += work
         one.done = max(one.done, clock)
         self.works[number] = one
         self.last[linear, _queue(kind, warp), kind] = one
