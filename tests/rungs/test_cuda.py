@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-import subprocess
 
 import numpy as np
 import pytest
@@ -41,19 +40,6 @@ def test_sources_are_shown_whole(info):
     assert "RUNG = Rung(" in inspect.source(info) and "__global__" in inspect.source(info)
     assert len(info.files[1].read_text().splitlines()) < 400
     assert "\n+#include" in inspect.diff(info) or "\n #include" in inspect.diff(info)
-
-
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc here")
-@pytest.mark.parametrize("info", CUDA, ids=lambda info: info.name)
-def test_nvcc_takes_the_sources_as_well(info, tmp_path):
-    defines = {"Element": info.dtypes[0], **macros(load(info).RUNG.config())}
-    words = [f"-D{name}={value}" for name, value in defines.items()]
-    command = ["nvcc", "-std=c++17", "-cubin", f"-arch={info.archs[0]}", *words, str(info.files[1]), "-o", "k.cubin"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    if "Unsupported gpu architecture" in done.stderr:
-        pytest.skip("this nvcc is older than the architecture")
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "k.cubin").stat().st_size > 1000
 
 
 # (rung, what is cut out of its .cu, what stands there instead, shape)
