@@ -53,17 +53,18 @@ class Unit:
 def unit(
     info: RungInfo, arch: str, dtype: str | None = None, config: Any = None, folder: str | Path | None = None
 ) -> Unit:
-    """What `torch_extension` and `tvm_ffi_library` build. UsageError for a rung that is not in CUDA C++.
+    """What `torch_extension` and `tvm_ffi_library` build. UsageError for a rung of another series, or bad knobs.
 
-    config: its knobs. folder: where the build goes; None: into the cache, by what it is made of.
+    config: the knobs. folder: where the build goes; None: into the cache, by what it is made of.
     """
-    if len(info.files) == 1:
-        raise UsageError(f"{info.name} is not written in CUDA C++: take one of `tensorladder list --series cuda`")
+    if info.series != "cuda":
+        raise UsageError(f"{info.name} has no host part in C++: take one of `tensorladder list --series cuda`")
     module = rungs.load(info)
     from tensorladder.rungs.cuda.gemm import kernel_macros
 
     config = config or module.RUNG.config()
     _, dtype = info.rung.check(arch, info.default_shape, dtype or info.dtypes[0])
+    module.check_config(config, arch)
     macros = {"KERNEL_SOURCE": info.files[1].name, **kernel_macros(dtype, config), **module.geometry(config).macros()}
     place = Path(folder) if folder else cache.cache_dir() / "extensions" / _digest(info, arch, macros)
     return Unit(info, arch, dtype, macros, place)

@@ -150,10 +150,13 @@ def test_both_are_right_on_the_gpu_here(info):
 
 
 def test_other_rungs_have_no_such_library():
-    with pytest.raises(UsageError, match=r"b2-warp-mma is not written in CUDA C\+\+: take one of"):
+    with pytest.raises(UsageError, match="b2-warp-mma has no host part in C"):
         extension.unit(find("b2-warp-mma"), "sm_80")
     with pytest.raises(UsageError, match="cuda-c1-wgmma compiles for sm_90a"):
         extension.unit(find("cuda-c1"), "sm_80")
+    few = load(find("cuda-b2")).RUNG.config(stages=1)
+    with pytest.raises(UsageError, match="stages=1: at least 2"):
+        extension.unit(find("cuda-b2"), "sm_80", config=few)
 
 
 def test_what_is_missing_is_said_in_a_line(tmp_path, monkeypatch):

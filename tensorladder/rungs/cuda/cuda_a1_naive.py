@@ -51,11 +51,15 @@ def compile(arch: str, shape: tuple[int, ...], dtype: str, config: NaiveCudaConf
     """The rung for one architecture and element type, any shape (M, N, K)."""
     _, dtype = RUNG.check(arch, shape, dtype)
     config = config or NaiveCudaConfig()
+    check_config(config, arch)
+    return compile_gemm(RUNG, __file__, arch, dtype, config, geometry(config))
+
+
+def check_config(config: NaiveCudaConfig, arch: str) -> None:
+    """UsageError for knobs that the kernel cannot be made with."""
     threads = config.block_m * config.block_n
     RUNG.require(0 < threads <= 1024, f"block_m * block_n = {threads} threads: a CTA has at most 1024")
     RUNG.require(config.unroll > 0, f"unroll={config.unroll}: at least 1")
-
-    return compile_gemm(RUNG, __file__, arch, dtype, config, geometry(config))
 
 
 def geometry(config: NaiveCudaConfig) -> Geometry:

@@ -53,9 +53,13 @@ def compile(arch: str, shape: tuple[int, ...], dtype: str, config: SmemCudaConfi
     """The rung for one architecture and element type, any shape (M, N, K)."""
     _, dtype = RUNG.check(arch, shape, dtype)
     config = config or SmemCudaConfig()
-    RUNG.require(config.tile in (8, 16, 32), f"tile={config.tile}: 8, 16 or 32, a CTA has tile * tile threads")
-
+    check_config(config, arch)
     return compile_gemm(RUNG, __file__, arch, dtype, config, geometry(config))
+
+
+def check_config(config: SmemCudaConfig, arch: str) -> None:
+    """UsageError for knobs that the kernel cannot be made with."""
+    RUNG.require(config.tile in (8, 16, 32), f"tile={config.tile}: 8, 16 or 32, a CTA has tile * tile threads")
 
 
 def geometry(config: SmemCudaConfig) -> Geometry:

@@ -51,6 +51,12 @@ def compile(arch: str, shape: tuple[int, ...], dtype: str, config: RegisterTileC
     """The rung for one architecture and element type, any shape (M, N, K)."""
     _, dtype = RUNG.check(arch, shape, dtype)
     config = config or RegisterTileCudaConfig()
+    check_config(config, arch)
+    return compile_gemm(RUNG, __file__, arch, dtype, config, geometry(config))
+
+
+def check_config(config: RegisterTileCudaConfig, arch: str) -> None:
+    """UsageError for knobs that the kernel cannot be made with."""
     bM, bN, bK = config.tile
     threads = bM // 8 * (bN // 8)
     smem = 4 * bK * (bM + bN + 8)
@@ -58,8 +64,6 @@ def compile(arch: str, shape: tuple[int, ...], dtype: str, config: RegisterTileC
     RUNG.require(bN > 0 and bN % 8 == 0, f"tile={config.tile}: N must be a multiple of 8, a thread's columns")
     RUNG.require(threads <= 512, f"tile={config.tile}: {threads} threads of up to 128 registers, at most 512 fit")
     RUNG.require(0 < smem <= 48 << 10, f"tile={config.tile}: {smem} bytes of shared memory, 1 to 49152")
-
-    return compile_gemm(RUNG, __file__, arch, dtype, config, geometry(config))
 
 
 def geometry(config: RegisterTileCudaConfig) -> Geometry:

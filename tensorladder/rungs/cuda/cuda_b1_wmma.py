@@ -52,10 +52,14 @@ def compile(arch: str, shape: tuple[int, ...], dtype: str, config: WmmaCudaConfi
     """The rung for one architecture and element type, any shape (M, N, K)."""
     _, dtype = RUNG.check(arch, shape, dtype)
     config = config or WmmaCudaConfig()
+    check_config(config, arch)
+    return compile_gemm(RUNG, __file__, arch, dtype, config, geometry(config))
+
+
+def check_config(config: WmmaCudaConfig, arch: str) -> None:
+    """UsageError for knobs that the kernel cannot be made with."""
     warps = config.warps_m * config.warps_n
     RUNG.require(0 < warps <= 32, f"warps_m * warps_n = {warps}: a CTA has 1 to 32 warps")
-
-    return compile_gemm(RUNG, __file__, arch, dtype, config, geometry(config))
 
 
 def geometry(config: WmmaCudaConfig) -> Geometry:

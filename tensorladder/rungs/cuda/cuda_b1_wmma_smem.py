@@ -54,6 +54,12 @@ def compile(arch: str, shape: tuple[int, ...], dtype: str, config: WmmaSmemCudaC
     """The rung for one architecture and element type, any shape (M, N, K)."""
     _, dtype = RUNG.check(arch, shape, dtype)
     config = config or WmmaSmemCudaConfig()
+    check_config(config, arch)
+    return compile_gemm(RUNG, __file__, arch, dtype, config, geometry(config))
+
+
+def check_config(config: WmmaSmemCudaConfig, arch: str) -> None:
+    """UsageError for knobs that the kernel cannot be made with."""
     bM, bN, bK = config.tile
     warps = config.warps_m * config.warps_n
     smem = 2 * (bM + bN) * (bK + 8) + 1024 * warps
@@ -63,8 +69,6 @@ def compile(arch: str, shape: tuple[int, ...], dtype: str, config: WmmaSmemCudaC
     RUNG.require(bK > 0 and bK % 16 == 0, f"tile={config.tile}: K must be a multiple of 16, a fragment's depth")
     RUNG.require(bM * bN <= 4096 * warps, f"tile={config.tile}: more than 4096 sums a warp do not fit its registers")
     RUNG.require(smem <= 48 << 10, f"tile={config.tile}: {smem} bytes of shared memory, at most 49152")
-
-    return compile_gemm(RUNG, __file__, arch, dtype, config, geometry(config))
 
 
 def geometry(config: WmmaSmemCudaConfig) -> Geometry:

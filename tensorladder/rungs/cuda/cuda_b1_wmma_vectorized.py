@@ -53,18 +53,22 @@ def compile(arch: str, shape: tuple[int, ...], dtype: str, config: WmmaVectorize
     """The rung for one architecture and element type, any M and N, K a multiple of 8 (16 bytes)."""
     (_, _, k), dtype = RUNG.check(arch, shape, dtype)
     config = config or WmmaVectorizedCudaConfig()
+    check_config(config, arch)
+    RUNG.require(k % 8 == 0, f"K={k}: rows are fetched 16 bytes at a time, pad K to a multiple of 8")
+    return compile_gemm(RUNG, __file__, arch, dtype, config, geometry(config))
+
+
+def check_config(config: WmmaVectorizedCudaConfig, arch: str) -> None:
+    """UsageError for knobs that the kernel cannot be made with."""
     bM, bN, bK = config.tile
     warps = config.warps_m * config.warps_n
     smem = 2 * (bM + bN) * (bK + 8) + 1024 * warps
-    RUNG.require(k % 8 == 0, f"K={k}: rows are fetched 16 bytes at a time, pad K to a multiple of 8")
     RUNG.require(0 < warps <= 32, f"warps_m * warps_n = {warps}: a CTA has 1 to 32 warps")
     RUNG.require(bM > 0 and bM % (16 * config.warps_m) == 0, f"tile={config.tile}: M does not fit the warps")
     RUNG.require(bN > 0 and bN % (16 * config.warps_n) == 0, f"tile={config.tile}: N does not fit the warps")
     RUNG.require(bK > 0 and bK % 16 == 0, f"tile={config.tile}: K must be a multiple of 16, a fragment's depth")
     RUNG.require(bM * bN <= 4096 * warps, f"tile={config.tile}: more than 4096 sums a warp do not fit its registers")
     RUNG.require(smem <= 48 << 10, f"tile={config.tile}: {smem} bytes of shared memory, at most 49152")
-
-    return compile_gemm(RUNG, __file__, arch, dtype, config, geometry(config))
 
 
 def geometry(config: WmmaVectorizedCudaConfig) -> Geometry:

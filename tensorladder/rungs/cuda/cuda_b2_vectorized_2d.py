@@ -60,10 +60,16 @@ def compile(arch: str, shape: tuple[int, ...], dtype: str, config: Vectorized2dC
     """The rung for one architecture and element type, any M and N, K a multiple of 8 (16 bytes)."""
     (_, _, k), dtype = RUNG.check(arch, shape, dtype)
     config = config or Vectorized2dCudaConfig()
+    check_config(config, arch)
+    RUNG.require(k % 8 == 0, f"K={k}: rows are copied 16 bytes at a time, pad K to a multiple of 8")
+    return compile_gemm(RUNG, __file__, arch, dtype, config, geometry(config))
+
+
+def check_config(config: Vectorized2dCudaConfig, arch: str) -> None:
+    """UsageError for knobs that the kernel cannot be made with."""
     bM, bN, bK = config.tile
     warps = config.warps_m * config.warps_n
     smem, limit = geometry(config).smem, archs.find(arch).smem_per_cta
-    RUNG.require(k % 8 == 0, f"K={k}: rows are copied 16 bytes at a time, pad K to a multiple of 8")
     RUNG.require(0 < warps <= 32, f"warps_m * warps_n = {warps}: a CTA has 1 to 32 warps")
     RUNG.require(bM > 0 and bM % (16 * config.warps_m) == 0, f"tile={config.tile}: M does not fit the warps")
     RUNG.require(bN > 0 and bN % (16 * config.warps_n) == 0, f"tile={config.tile}: N does not fit the warps")
@@ -72,8 +78,6 @@ def compile(arch: str, shape: tuple[int, ...], dtype: str, config: Vectorized2dC
     RUNG.require(config.stages >= 2, f"stages={config.stages}: at least 2, one to fill and one to multiply")
     RUNG.require(smem <= limit, f"stages={config.stages}: {smem} bytes of shared memory, {arch} has {limit}")
     RUNG.require(config.raster > 0, f"raster={config.raster}: at least 1 row of tiles")
-
-    return compile_gemm(RUNG, __file__, arch, dtype, config, geometry(config))
 
 
 def geometry(config: Vectorized2dCudaConfig) -> Geometry:

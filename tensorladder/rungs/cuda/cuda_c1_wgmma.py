@@ -62,9 +62,15 @@ def compile(arch: str, shape: tuple[int, ...], dtype: str, config: WgmmaCudaConf
     """The rung for one architecture and element type, any M and N, K a multiple of 8 (16 bytes)."""
     (_, _, k), dtype = RUNG.check(arch, shape, dtype)
     config = config or WgmmaCudaConfig()
+    check_config(config, arch)
+    RUNG.require(k % 8 == 0, f"K={k}: TMA wants row pitches of 16 bytes, pad K to a multiple of 8")
+    return compile_gemm(RUNG, __file__, arch, dtype, config, geometry(config))
+
+
+def check_config(config: WgmmaCudaConfig, arch: str) -> None:
+    """UsageError for knobs that the kernel cannot be made with."""
     bM, bN, bK = config.tile
     smem, limit = geometry(config).smem, archs.find(arch).smem_per_cta
-    RUNG.require(k % 8 == 0, f"K={k}: TMA wants row pitches of 16 bytes, pad K to a multiple of 8")
     RUNG.require(1 <= config.warpgroups <= 4, f"warpgroups={config.warpgroups}: 1 to 4")
     RUNG.require(bM == 64 * config.warpgroups, f"tile={config.tile}: M must be 64 * warpgroups")
     RUNG.require(bN in (128, 256), f"tile={config.tile}: N must be 128 or 256")
@@ -75,8 +81,6 @@ def compile(arch: str, shape: tuple[int, ...], dtype: str, config: WgmmaCudaConf
     # a thread has its sums and about 40 registers more
     registers = (bN // 2 + 40) * 128 * config.warpgroups * config.ctas_per_sm
     RUNG.require(0 < registers <= 65536, f"ctas_per_sm={config.ctas_per_sm}: {registers} registers, an SM has 65536")
-
-    return compile_gemm(RUNG, __file__, arch, dtype, config, geometry(config))
 
 
 def geometry(config: WgmmaCudaConfig) -> Geometry:

@@ -61,17 +61,21 @@ def compile(arch: str, shape: tuple[int, ...], dtype: str, config: Tcgen05CudaCo
     """The rung for one architecture and element type, any M and N, K a multiple of 8 (16 bytes)."""
     (_, _, k), dtype = RUNG.check(arch, shape, dtype)
     config = config or Tcgen05CudaConfig()
+    check_config(config, arch)
+    RUNG.require(k % 8 == 0, f"K={k}: TMA wants row pitches of 16 bytes, pad K to a multiple of 8")
+    return compile_gemm(RUNG, __file__, arch, dtype, config, geometry(config))
+
+
+def check_config(config: Tcgen05CudaConfig, arch: str) -> None:
+    """UsageError for knobs that the kernel cannot be made with."""
     bM, bN, bK = config.tile
     smem, limit = geometry(config).smem, archs.find(arch).smem_per_cta
-    RUNG.require(k % 8 == 0, f"K={k}: TMA wants row pitches of 16 bytes, pad K to a multiple of 8")
     RUNG.require(bM == 128, f"tile={config.tile}: M must be 128, the lanes of tensor memory")
     RUNG.require(bN in (32, 64, 128, 256), f"tile={config.tile}: N must be 32, 64, 128 or 256 columns of tensor memory")
     RUNG.require(bK == 64, f"tile={config.tile}: K must be 64, a swizzled row of 128 bytes")
     RUNG.require(config.stages >= 2, f"stages={config.stages}: at least 2, one to fill and one to multiply")
     RUNG.require(smem <= limit, f"stages={config.stages}: {smem} bytes of shared memory, {arch} has {limit}")
     RUNG.require(config.raster > 0, f"raster={config.raster}: at least 1 row of tiles")
-
-    return compile_gemm(RUNG, __file__, arch, dtype, config, geometry(config))
 
 
 def geometry(config: Tcgen05CudaConfig) -> Geometry:
