@@ -202,18 +202,25 @@ def test_the_study_of_depths_prints_what_was_measured(capsys):
     assert machine["gpu"] == "NVIDIA H200" and len(records) == 36 and all(r["ok"] for r in records)
     assert pipeline_depth.main([]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[2:]] == ["2", "3", "4", "5", "6", "7", "enough"]
+    assert [line.split()[0] for line in lines[2:9]] == ["2", "3", "4", "5", "6", "7", "enough"]
+    assert "stages=4 4096x4096x4096: load during 91 % of tensor" in lines[lines.index(lines[9]) + 8]
     by_depth = {(r["config"]["stages"], r["shape"][2]): r["ratio"] for r in records if r["config"]["warpgroups"] == 2}
     for k in pipeline_depth.K_EXTENTS:  # two stages are never enough, and beyond four there is little to gain
         assert by_depth[2, k] < 0.8 * by_depth[4, k] and by_depth[7, k] < 1.05 * by_depth[4, k]
+    waited = {r["settings"]: r["waits"]["consumer 0"]["wait: full"]
+              for r in bench.read(pipeline_depth.TRACED)[1] if r["shape"] == [4096] * 3}  # fmt: skip
+    assert waited["stages=2"] > 0.8 > waited["stages=3"] > 0.4 > 0.15 > waited["stages=4"]
 
 
 def test_the_study_packs_what_it_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(pipeline_depth, "DEPTHS", range(2, 4))
     monkeypatch.setattr(pipeline_depth, "K_EXTENTS", (512,))
-    assert pipeline_depth.main(["pack", str(tmp_path / "p")]) == 0 and "4 kernels" in capsys.readouterr().out
+    monkeypatch.setattr(pipeline_depth, "PROBED", pipeline_depth.PROBED[-1:])
+    assert pipeline_depth.main(["pack", str(tmp_path / "p")]) == 0 and "5 kernels" in capsys.readouterr().out
     opened = packs.open_current(tmp_path / "p")
-    assert {(e.config["stages"], e.shape) for e in opened.entries} == {(n, (4096, 4096, 512)) for n in (2, 3)}
+    depths = {(e.config["stages"], e.shape) for e in opened.entries if not e.config["probes"]}
+    assert depths == {(n, (4096, 4096, 512)) for n in (2, 3)}
+    assert [e.rung for e in opened.entries if e.config["probes"]] == ["a2-smem-pipeline"]
     shutil.rmtree(tmp_path / "p")
     assert pipeline_depth.main(["--from", str(tmp_path / "none.jsonl")]) == 2
 
