@@ -31,6 +31,7 @@ Run:
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass
 
 import cutlass
@@ -138,12 +139,12 @@ class SplitSparseAttention:
             there = sparse.token(indices, first + lane) >= 0
             for h in cutlass.range_constexpr(self.heads):
                 logit = logits[h] if there else -cutlass.Float32.inf
-                larger = cute.arch.fmax(most[h], self.over_lanes(logit, cute.arch.fmax))
+                larger = cute.arch.fmax(most[h], sparse.over_lanes(logit, cute.arch.fmax))
                 # Before the first token all is -inf; then 0 takes its place, and every exp below is 0.
                 base = sparse.finite(larger)
                 scale, weight = sparse.exp2(most[h] - base), sparse.exp2(logit - base)
                 most[h] = larger
-                total[h] = total[h] * scale + self.over_lanes(weight, lambda a, b: a + b)
+                total[h] = total[h] * scale + sparse.over_lanes(weight, operator.add)
                 logits[h] = weight
                 out[None, None, h].store(out[None, None, h].load() * scale)
             self.add_values(sK, logits, out, lane)
@@ -206,13 +207,6 @@ class SplitSparseAttention:
                 for h in cutlass.range_constexpr(self.heads):
                     weight = cute.arch.shuffle_sync(weights[h], slot)
                     out[None, half, h].store(out[None, half, h].load() + value * weight)
-
-    @cute.jit
-    def over_lanes(self, value: cutlass.Float32, combine: cutlass.Constexpr):
-        """A value combined over the lanes of a warp, in all of them: a butterfly of five shuffles."""
-        for step in cutlass.range_constexpr(5):
-            value = combine(value, cute.arch.shuffle_sync_bfly(value, offset=1 << step))
-        return value
 
 
 def compile(arch: str, shape: tuple[int, ...], dtype: str, config: SplitSparseAttentionConfig | None = None) -> Program:

@@ -85,7 +85,6 @@ class WgmmaSparseAttention:
         self.stages = config.stages
         self.overlap = config.overlap
         self.splits, self.tiles = splits, tiles  # of a row, of a split
-        self.threads = WARPGROUP * (CONSUMERS + 1)
 
     @cute.jit
     def __call__(
@@ -114,7 +113,7 @@ class WgmmaSparseAttention:
         self.op_O = wgmma.mma_op(dtype, HEADS, a_major=OperandMajorMode.MN)
         self.kernel(mQ, mQ_pe, sparse.flat(mC), sparse.flat(mK_pe), mIndex, mO, mLse, mParts, mSums).launch(
             grid=(self.splits, rows, 1),
-            block=(self.threads, 1, 1),
+            block=(WARPGROUP * (CONSUMERS + 1), 1, 1),
             min_blocks_per_mp=1,
             preferred_smem_carveout=100,  # percent; given so that the DSL need not ask a GPU
         )
@@ -151,19 +150,13 @@ class WgmmaSparseAttention:
                 cute.arch.mbarrier_init(rotary_full + stage, PAIR)
                 cute.arch.mbarrier_init(rotary_empty + stage, WARPS)
             cute.arch.mbarrier_init_fence()
-        self.load_queries(mQ[row, None, None], storage.sQ.data_ptr(), tidx)
-        self.load_queries(mQ_pe[row, None, None], storage.sQ_pe.data_ptr(), tidx)
-        cute.arch.cp_async_commit_group()
-        cute.arch.cp_async_wait_group(0)
-        cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.sync_threads()
 
         there = cute.make_tensor(storage.there.data_ptr(), cute.make_layout((PAIR, CONSUMERS)))  # bits: is it a token?
-        indices = mIndex[row, None]
-        begin = split * (self.tiles * TILE)
         if group == CONSUMERS:
+            indices = mIndex[row, None]
             pair, warp = cute.arch.make_warp_uniform(thread // (PAIR * LANES)), thread // LANES % PAIR
-            place = begin + pair * TILE + lane * PAIR + warp
+            place = (split * self.tiles + pair) * TILE + lane * PAIR + warp
             token = sparse.token(indices, place)
             for tile in range(pair, self.tiles, CONSUMERS):
                 stage = tile % self.stages
@@ -180,6 +173,13 @@ class WgmmaSparseAttention:
                 token = following
 
         if group < CONSUMERS:
+            self.load_queries(mQ[row, None, None], storage.sQ.data_ptr(), tidx)
+            self.load_queries(mQ_pe[row, None, None], storage.sQ_pe.data_ptr(), tidx)
+            cute.arch.cp_async_commit_group()
+            cute.arch.cp_async_wait_group(0)
+            cute.arch.fence_proxy("async.shared", space="cta")
+            self.all_consumers()
+
             # Operands as descriptors: (MMA, MMA_M or MMA_N, MMA_K, stage). V^T is the tile with its modes swapped, P^T
             # the first 16 lines of the rotary part.
             sV = cute.make_tensor(sC.iterator, cute.select(layouts[2].outer, mode=[1, 0, 2]))
@@ -245,10 +245,10 @@ class WgmmaSparseAttention:
 
     @cute.jit
     def load_queries(self, queries: cute.Tensor, base: cute.Pointer, thread: cutlass.Int32):
-        """Start copies of all heads to shared memory, swizzled."""
-        vectors = queries.shape[1] // VECTOR
-        for i in cutlass.range_constexpr(cute.ceil_div(HEADS * vectors, self.threads)):
-            head, place = (i * self.threads + thread) // vectors, (i * self.threads + thread) % vectors
+        """Start copies of all heads to shared memory, swizzled, by the consumers."""
+        vectors, threads = queries.shape[1] // VECTOR, CONSUMERS * WARPGROUP
+        for i in cutlass.range_constexpr(cute.ceil_div(HEADS * vectors, threads)):
+            head, place = (i * threads + thread) // vectors, (i * threads + thread) % vectors
             if head < HEADS:
                 src = cute.local_tile(queries[head, None], (VECTOR,), (place,))
                 start_copy(pieces.place(base, HEADS, head, place), src.iterator, 16)

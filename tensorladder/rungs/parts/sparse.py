@@ -7,6 +7,7 @@ the sum of 2^(logit - m), and its output relative to m. A part without tokens ha
 from __future__ import annotations
 
 import math
+import operator
 
 import cutlass
 import cutlass.cute as cute
@@ -15,6 +16,7 @@ from tensorladder.problems.sparse_attention import HEADS, LATENT, PAGE, ROTARY, 
 from tensorladder.rungs.parts.tensors import row_major
 from tensorladder.rungs.rung import Rung
 
+LANES = 32
 THREADS = LATENT // 4
 """Of a CTA of `join`: 16 bytes of float32 each."""
 
@@ -45,11 +47,19 @@ def finite(most: cutlass.Float32):
     return most if most > -cutlass.Float32.inf else cutlass.Float32(0)
 
 
+@cute.jit
+def over_lanes(value: cutlass.Float32, combine: cutlass.Constexpr):
+    """A value combined over the lanes of a warp, in all of them: a butterfly of five shuffles."""
+    for step in cutlass.range_constexpr(5):
+        value = combine(value, cute.arch.shuffle_sync_bfly(value, offset=1 << step))
+    return value
+
+
 @cute.kernel
 def join(
     mParts: cute.Tensor, mSums: cute.Tensor, mO: cute.Tensor, mLse: cute.Tensor, splits: cutlass.Constexpr
 ):
-    """A row's head a CTA: its parts, weighed by 2^(m - largest m), one after the other. Launched as a dependent or not.
+    """A row's head a CTA: its parts, weighed by 2^(m - largest m), are added up. Launched as a dependent or not.
 
     mParts: (S, T, heads, elements), relative to m; mSums: (S, T, heads, 2), m and l; the first `splits` of S are used.
     """
@@ -57,20 +67,29 @@ def join(
     head, row, _ = cute.arch.block_idx()
     cute.arch.griddepcontrol_wait()
 
-    sums = mSums[None, row, head, None]
-    most = -cutlass.Float32.inf
-    for split in cutlass.range(splits, unroll=8):
-        most = cute.arch.fmax(most, sums[split, 0])
-    base = finite(most)
+    # Each lane has the sums of every 32nd part, then all lanes what they come to.
+    lane = tidx % LANES
+    maxima = cute.make_rmem_tensor(cute.make_layout(cute.ceil_div(splits, LANES)), cutlass.Float32)
+    sums = cute.make_fragment_like(maxima)
+    most, total = -cutlass.Float32.inf, cutlass.Float32(0)
+    for i in cutlass.range_constexpr(cute.size(maxima)):
+        maxima[i], sums[i] = -cutlass.Float32.inf, cutlass.Float32(0)
+        if i * LANES + lane < splits:
+            maxima[i] = mSums[i * LANES + lane, row, head, 0]
+            sums[i] = mSums[i * LANES + lane, row, head, 1]
+        most = cute.arch.fmax(most, maxima[i])
+    base = finite(over_lanes(most, cute.arch.fmax))
+    for i in cutlass.range_constexpr(cute.size(maxima)):
+        maxima[i] = exp2(maxima[i] - base)
+        total += sums[i] * maxima[i]
+    total = over_lanes(total, operator.add)
 
-    total = cutlass.Float32(0)
     out = cute.make_rmem_tensor(cute.make_layout(4), cutlass.Float32)
     out.fill(0.0)
-    for split in cutlass.range(splits, unroll=8):
-        weight = exp2(sums[split, 0] - base)
-        total += sums[split, 1] * weight
-        part = cute.local_tile(mParts[split, row, head, None], (4,), (tidx,)).load()
-        out.store(out.load() + part * weight)
+    for i in cutlass.range_constexpr(cute.size(maxima)):
+        for split in cutlass.range(min(splits - i * LANES, LANES), unroll=16):
+            part = cute.local_tile(mParts[i * LANES + split, row, head, None], (4,), (tidx,)).load()
+            out.store(out.load() + part * cute.arch.shuffle_sync(maxima[i], split))
 
     # A row of no tokens: all sums are 0, and the logarithm is -inf by itself.
     inverse = 1.0 / total if total > 0.0 else cutlass.Float32(0)
