@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from benchmarks import topk_indexer
 from tensorladder.draw.benchmarks import pictures
 from tensorladder.measure import bench, suites
 
@@ -163,7 +164,7 @@ def summary(kept: Kept) -> str:
     for stem, (host, records) in of(kept, "ladder").items():
         gpu = stem.removeprefix("ladder")
         lines += [*ladder(stem, host, records, kept.get(f"published{gpu}", ({}, []))[1]), ""]
-    lines += [*means(kept), "", *overhead(kept), "", *sanitizer(kept)]
+    lines += [*means(kept), "", *overhead(kept), "", *sanitizer(kept), "", *indexer(kept)]
     return "\n".join(lines).strip()
 
 
@@ -183,12 +184,26 @@ def sanitizer(kept: Kept) -> Iterator[str]:
         yield f"compute-sanitizer on {host['gpu']} ({', '.join(tools)}; {len(targets)} rungs and calls): {found}."
 
 
+def indexer(kept: Kept) -> Iterator[str]:
+    """The indexer of sparse attention beside torch and DeepGEMM: the means of each GPU."""
+    for stem, (host, records) in of(kept, topk_indexer.SUITE).items():
+        yield (
+            f"The indexer of sparse attention ({_machine(host)}; [every shape](README.md#{topk_indexer.SUITE}), "
+            f"[all figures]({stem}.jsonl)), the baseline's time over ours:"
+        )
+        yield ""
+        yield from topk_indexer.means(records)
+
+
 def details(kept: Kept) -> str:
     """`benchmarks/results/README.md`."""
     lines = [ABOUT]
     for name in OP:
         for host, records in of(kept, name).values():
             lines += [*shapes(name, host, records), ""]
+    for host, records in of(kept, topk_indexer.SUITE).values():
+        lines += [f"## {topk_indexer.SUITE}", "", f"{topk_indexer.ABOUT} {_machine(host)}.", ""]
+        lines += [*topk_indexer.shapes(records), ""]
     return "\n".join(lines).strip() + "\n"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks import tables
 from benchmarks import topk_indexer as bench
 from tensorladder.core.errors import UsageError
 from tensorladder.core.program import Module
@@ -63,3 +64,21 @@ def test_deepgemms_parameters():
     assert "metadata" in launch.kernel and launch.params[8] == 1
     with pytest.raises(UsageError, match="multiple of 4"):
         bench.deepgemm.scores(module, (1, 3))
+
+
+def test_tables():
+    row = {"rung": bench.RUNG, "shape": [8, 64, 2048], "ok": True, "baseline_ok": True, "cache_gb_s": 811.0}
+    records = [
+        {**row, "part": part, "median_us": us, "baseline": who, "baseline_us": them, "ratio": them / us, **more}
+        for part, us, who, them, more in (
+            ("whole", 10.0, "torch bf16", 40.0, {"baseline_ok": False, "baseline_found": 0.998}),
+            ("scores", 5.0, "deepgemm", 4.0, {"baseline_found": None}),
+            ("choice", 6.0, "torch.topk", 9.0, {"baseline_found": 1.0}),
+        )
+    ]
+    host = {"suite": bench.SUITE, "on": "gpu", "gpu": "H200", "power_limit_w": 700.0, "when": "2026-11-30T00:00:00"}
+    kept = {"topk-indexer-h200": ({**host, "cublas": "13", "torch": "2.11", "quack": None}, records)}
+    shown = tables.summary(kept)
+    assert "| whole | torch bf16 | 1 | **4.00** | 4.00 | 4.00 | no, 0.9980 of it |" in shown
+    assert "| scores | deepgemm | 1 | **0.80** | 0.80 | 0.80 |  |" in shown and "| 1.50 | yes |" in shown
+    assert "| 8, 4096 | 10.0 | 5.0 | 811 | 6.0 | 40.0 | 4.0 | 9.0 |" in tables.details(kept)

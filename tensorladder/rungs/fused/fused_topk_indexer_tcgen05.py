@@ -18,7 +18,7 @@ Warp roles:
     | 0-3    | epilogue: ReLU, weights, sum and scale of 32 tokens each; warp 0 allocates tensor memory |
     | 4      | MMA: issues tcgen05.mma as pages arrive, commits stages and sums                         |
     | 5      | producer: looks up pages and asks TMA for them, as far ahead as stages are free          |
-    | all 32 | in the kernel that chooses: count digits of a run of scores, then store its tokens       |
+    | all 16 | in the kernel that chooses: count digits of a run of scores, then store its tokens       |
 
 Budget:
     SMEM: two pages are 16 KB and 512 B of scales, 6 stages: 99 KB; q 8 KB: 2 CTAs an SM. TMEM: 4 buffers of 64 columns,
@@ -74,7 +74,7 @@ class Tcgen05IndexerConfig:
     ctas_per_sm: int = 2
     pages_per_cta: int = 16
     sm_count: int = 148
-    threads: int = 1024
+    threads: int = 512
     cluster: int = 0
 
 

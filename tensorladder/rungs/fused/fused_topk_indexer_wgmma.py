@@ -18,11 +18,11 @@ Warp roles:
     |----------|----------------------------------------------------------------------------------------|
     | 0-3, 4-7 | consumers, a warpgroup every other page: multiply, add up the heads, scale, store      |
     | 8        | producer: looks up pages and asks TMA for them, as far ahead as stages are free        |
-    | all 32   | in the kernel that chooses: count digits of a run of scores, then store its tokens     |
+    | all 16   | in the kernel that chooses: count digits of a run of scores, then store its tokens     |
 
 Budget:
     SMEM: a page is 8 KB and 256 B of scales, 8 stages: 66 KB; q 8 KB: 2 CTAs an SM. The choice: 32 KB of counters, up
-    to 45 KB that CTAs send each other, and its keys. Registers: 32 accumulators and 16 weights a thread, 64 in all.
+    to 37 KB that CTAs send each other, and its keys. Registers: 32 accumulators and 16 weights a thread, 64 in all.
     Traffic: 132 B a token from the cache, 4 B each way for its score, which stays in L2. No TMEM.
 
 Run:
@@ -63,7 +63,7 @@ class WgmmaIndexerConfig:
     ctas_per_sm: int = 2
     pages_per_cta: int = 16
     sm_count: int = 132
-    threads: int = 1024
+    threads: int = 512
     cluster: int = 0
 
 

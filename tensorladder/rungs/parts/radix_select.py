@@ -33,8 +33,7 @@ DIGITS = 1 << BITS
 PASSES = 32 // BITS
 EACH = DIGITS // LANES  # digits of a lane, where a warp looks for the threshold's
 PITCH = EACH + 1  # what they are apart in memory, so that lanes read from different banks
-COUNTS = LANES * PITCH
-RUN = 4  # words of what a warp says of its run: above, equal, and two to make 16 bytes
+RUN = 4  # words of what a warp says of its run: above, equal, and that twice more, to make 16 bytes
 ENOUGH = 4096  # keys of a CTA: fewer do not pay for what the CTAs have to send each other
 BATCH = 8  # loads that a lane has in flight
 
@@ -48,7 +47,8 @@ def smem_bytes(columns: int, threads: int, cluster: int) -> int:
     """Of shared memory that a CTA needs, with some to spare for alignment."""
     warps = threads // LANES
     keys = warps * run_of(columns, warps * cluster)
-    return 4 * (keys + DIGITS * LANES + COUNTS * (PASSES * (1 + cluster) + 1) + RUN * warps * (1 + cluster)) + 1024
+    sent = (1 + cluster) * (DIGITS * PASSES + RUN * warps)
+    return 4 * (keys + DIGITS * LANES + LANES * PITCH + sent) + 1024
 
 
 def spread(batch: int, columns: int, threads: int, sm_count: int, room: int) -> int:
@@ -115,28 +115,25 @@ class RadixSelect:
         smem = SmemAllocator()
         full = smem.allocate_array(cutlass.Int64, PASSES + 1)
         of_lanes = smem.allocate_tensor(cutlass.Int32, cute.make_layout((LANES, DIGITS)), 16)
-        of_cta = smem.allocate_tensor(cutlass.Int32, cute.make_layout((COUNTS, PASSES)), 16)
-        of_ctas = cute.make_tensor(of_cta.iterator, cute.make_layout((COUNTS, 1, PASSES)))
-        totals = smem.allocate_tensor(cutlass.Int32, cute.make_layout(COUNTS), 16)
+        of_cta = smem.allocate_tensor(cutlass.Int32, cute.make_layout((DIGITS, PASSES)), 16)
+        of_ctas = cute.make_tensor(of_cta.iterator, cute.make_layout((DIGITS, 1, PASSES)))
+        totals = smem.allocate_tensor(cutlass.Int32, cute.make_layout(LANES * PITCH), 16)
         my_runs = smem.allocate_tensor(cutlass.Int32, cute.make_layout((RUN, self.warps)), 16)
         runs = my_runs
         if cutlass.const_expr(self.cluster > 1):
-            of_ctas = smem.allocate_tensor(cutlass.Int32, cute.make_layout((COUNTS, self.cluster, PASSES)), 16)
+            of_ctas = smem.allocate_tensor(cutlass.Int32, cute.make_layout((DIGITS, self.cluster, PASSES)), 16)
             runs = smem.allocate_tensor(cutlass.Int32, cute.make_layout((RUN, warps)), 16)
         most = run_of(mS.shape[1], warps)
         keys = smem.allocate_tensor(cutlass.Uint32, cute.make_layout((most, self.warps)), 16)[None, warp]
 
-        # Other CTAs may send what completes a barrier once all have come through that of the cluster.
-        if tidx == 0:
-            for step in cutlass.range_constexpr(PASSES + 1):
-                cute.arch.mbarrier_init(full + step, 1)
-            cute.arch.mbarrier_init_fence()
-            for step in cutlass.range_constexpr(PASSES + 1):
-                size = 4 * (COUNTS if step < PASSES else RUN * self.warps) * self.cluster
-                cute.arch.mbarrier_arrive_and_expect_tx(full + step, size)
         for i in cutlass.range(tidx, DIGITS * LANES, self.threads, unroll=8):
             of_lanes[i] = 0
+        # Other CTAs may send what completes a barrier once all have come through that of the cluster.
         if cutlass.const_expr(self.cluster > 1):
+            if tidx == 0:
+                for step in cutlass.range_constexpr(PASSES + 1):
+                    cute.arch.mbarrier_init(full + step, 1)
+                cute.arch.mbarrier_init_fence()
             cute.arch.cluster_arrive()
             cute.arch.cluster_wait()
         else:
@@ -157,14 +154,13 @@ class RadixSelect:
                 shift = cutlass.Uint32((PASSES - 1 - step) * BITS)
                 self.count(keys, count, lane, of_lanes, threshold, mask, shift)
                 cute.arch.sync_threads()
-                self.add_lanes(of_lanes, of_cta[None, step], warp, lane)
+                self.add_lanes(of_lanes, of_cta[None, step], tidx)
                 self.send(of_cta[None, step], of_ctas[None, rank, step], full + step, tidx)
                 for digit in cutlass.range(tidx, DIGITS, self.threads):
-                    at = digit + digit // EACH
                     total = cutlass.Int32(0)
                     for other in cutlass.range_constexpr(self.cluster):
-                        total += of_ctas[at, other, step]
-                    totals[at] = total
+                        total += of_ctas[digit, other, step]
+                    totals[digit + digit // EACH] = total
                 cute.arch.sync_threads()
                 digit, ties = self.find(totals, ties, lane)
                 threshold = threshold | (cutlass.Uint32(digit) << shift)
@@ -175,8 +171,9 @@ class RadixSelect:
         for i in cutlass.range(lane, count, LANES, unroll=4):
             above += cutlass.Int32(keys[i] > threshold)
             equal += cutlass.Int32(keys[i] == threshold)
-        my_runs[0, warp] = cute.arch.warp_redux_sync(above, "add")
-        my_runs[1, warp] = cute.arch.warp_redux_sync(equal, "add")
+        above, equal = cute.arch.warp_redux_sync(above, "add"), cute.arch.warp_redux_sync(equal, "add")
+        if lane < RUN:
+            my_runs[lane, warp] = above if lane == 0 else equal
         self.send(my_runs, runs[None, rank * self.warps], full + PASSES, tidx)
         if cutlass.const_expr(self.cluster > 1):
             cute.arch.cluster_arrive_relaxed()
@@ -243,6 +240,8 @@ class RadixSelect:
         if cutlass.const_expr(self.cluster > 1):
             cute.arch.fence_proxy("async.shared", space="cta")
             cute.arch.sync_threads()
+            if tidx == 0:
+                cute.arch.mbarrier_arrive_and_expect_tx(full, 4 * cute.size(source) * self.cluster)
             if tidx < self.cluster:
                 to, done = (cute.arch.map_dsmem_ptr(mine, tidx) for mine in (place.iterator, full))
                 copy_bulk(to, source.iterator, 4 * cute.size(source), done)
@@ -265,11 +264,16 @@ class RadixSelect:
         return above, equal
 
     @cute.jit
-    def add_lanes(self, of_lanes: cute.Tensor, of_cta: cute.Tensor, warp: cutlass.Int32, lane: cutlass.Int32):
-        """Add the counts of this CTA's lanes up, a digit a warp at a time, and clear them for the next pass."""
-        for digit in cutlass.range(warp, DIGITS, self.warps, unroll=8):
-            of_cta[digit + digit // EACH] = cute.arch.warp_redux_sync(of_lanes[lane, digit], "add")
-            of_lanes[lane, digit] = 0
+    def add_lanes(self, of_lanes: cute.Tensor, of_cta: cute.Tensor, tidx: cutlass.Int32):
+        """Add the counts of this CTA's lanes up, a thread a digit, and clear them for the next pass. Each thread begins
+        at another lane, so that neighbours read from different banks."""
+        for digit in cutlass.range(tidx, DIGITS, self.threads):
+            total = cutlass.Int32(0)
+            for i in cutlass.range(LANES, unroll=LANES):
+                lane = (tidx + i) % LANES
+                total += of_lanes[lane, digit]
+                of_lanes[lane, digit] = 0
+            of_cta[digit] = total
 
     @cute.jit
     def find(self, totals: cute.Tensor, wanted: cutlass.Int32, lane: cutlass.Int32):
