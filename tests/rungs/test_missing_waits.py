@@ -45,6 +45,14 @@ V_LAST_STORE = "cute.arch.cp_async_bulk_wait_group(0, read=True)\n"
 PARTS = {"sm_count": 3, "pages_per_cta": 4}
 ONE_SM, TWO_SMS = {"sm_count": 1}, {"sm_count": 2}
 
+DSA, DSA_SHAPE = "fused-dsa-tcgen05", (1, 300, 6)
+PIPE, PIPE_SHAPE = "fused-dsa-pipelined", (1, 700, 12)  # 11 tiles: the ring comes round four times
+DSA_TILE_READ = "cute.arch.mbarrier_wait(storage.done.ptr, (tile + 1) % 2)\n"
+PIPE_DONE = "cute.arch.mbarrier_wait(done + (tile - 1) % BUFFERS, (tile - 1) // BUFFERS % 2)\n"
+PIPE_LAST = "(tiles - 1) % BUFFERS, (tiles - 1) // BUFFERS % 2"
+ROTARY_READ = "cute.arch.mbarrier_wait(rotary_empty + buffer, (tile // BUFFERS + 1) % 2)\n"
+LATER, AT_ONCE = "cp_async_mbarrier_arrive_noinc", "mbarrier_arrive"
+
 # (what is missing, rung, text, what stands there instead, shape, knobs, policy)
 CASES = [
     ("wait::st", "z2-tmem-lifecycle", WAIT_STORE, GONE, None, {}, "lazy"),
@@ -74,6 +82,27 @@ CASES = [
      "lazy"),
     ("a commit of the other consumer", "v9-two-consumers", V_COUNT, "mbarrier_init(empty + stage, 1)", (512, 256, 512),
      {}, "eager"),
+    ("tile not yet read", DSA, DSA_TILE_READ, GONE, DSA_SHAPE, ONE_SM, "timed"),
+    ("copies not yet there", DSA, "cute.arch.cp_async_wait_group(0)\n", GONE, DSA_SHAPE, ONE_SM, "timed"),
+    ("O not yet complete", DSA, "done, (tiles - 1) % 2, tO", "done, tiles % 2, tO", DSA_SHAPE, ONE_SM, "timed"),
+    ("rotary elements not yet read", PIPE, ROTARY_READ, GONE, PIPE_SHAPE, ONE_SM, "lazy"),
+    ("stage not yet read", PIPE, "cute.arch.mbarrier_wait(empty + fill.index, fill.phase)\n", GONE, PIPE_SHAPE, ONE_SM,
+     "lazy"),
+    ("rotary elements not yet there", PIPE, "cute.arch.mbarrier_wait(rotary_full + buffer, phase)\n", GONE, PIPE_SHAPE,
+     ONE_SM, "lazy"),
+    ("stage not yet there", PIPE, "cute.arch.mbarrier_wait(full + read.index, read.phase)\n", GONE, PIPE_SHAPE, ONE_SM,
+     "lazy"),
+    ("S not yet complete", PIPE, "cute.arch.mbarrier_wait(scores + buffer, phase)\n", GONE, PIPE_SHAPE, ONE_SM, "lazy"),
+    ("P not yet written", PIPE, "cute.arch.mbarrier_wait(weights + buffer, phase)\n", GONE, PIPE_SHAPE, ONE_SM,
+     "eager"),
+    ("O not yet complete before it is rescaled", PIPE, PIPE_DONE, GONE, PIPE_SHAPE, {**ONE_SM, "rise": 0.0}, "lazy"),
+    ("O not yet complete", PIPE, PIPE_LAST, "tiles % BUFFERS, tiles // BUFFERS % 2 ^ 1", PIPE_SHAPE, ONE_SM, "timed"),
+    ("an arrival when the copies are there", PIPE, f"{LATER}(full + fill.index)", f"{AT_ONCE}(full + fill.index)",
+     PIPE_SHAPE, ONE_SM, "timed"),
+    ("the same of rotary elements", PIPE, f"{LATER}(rotary_full + buffer)", f"{AT_ONCE}(rotary_full + buffer)",
+     PIPE_SHAPE, ONE_SM, "timed"),
+    ("a second tile's stages", PIPE, "two = 2 * BLOCKS", "two = BLOCKS", PIPE_SHAPE, {**ONE_SM, "stages": 7},
+     "eager"),
     ("factors of the stage", "d4-block-scaled", "read.index, columns_B", "0, columns_B", (256, 128, 512), {}, "eager"),
     ("sums not yet there", "fused-topk-indexer-wgmma", "warpgroup.wait_group(0)\n", GONE, (1, 4, 64), {}, "lazy"),
     ("stages of its own", "fused-topk-indexer-wgmma", "config.stages % GROUPS == 0", "True", (5, 9, 64),

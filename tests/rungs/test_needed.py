@@ -1,4 +1,4 @@
-"""Every wait and barrier of the Hopper rungs is needed: without it some legal schedule goes wrong, or hangs.
+"""Every wait and barrier of a rung is needed: without it some legal schedule goes wrong, or hangs.
 
 Each case cuts one kind of instruction out of a rung's PTX and runs what is left under several policies, until one shows
 the harm: a wrong result, or a KernelError (a deadlock, a barrier used before it is initialised).
@@ -19,6 +19,8 @@ pytest.importorskip("cutlass")
 pytest.importorskip("llvmlite")
 
 POLICIES = ("lazy", *(f"random:{seed}" for seed in range(1, 8)), "timed", "eager")
+
+ONE_SM = {"sm_count": 1}
 
 # (rung, what it is, pattern, what replaces it, shape, knobs)
 CASES = [
@@ -63,6 +65,9 @@ CASES = [
      (200, 260, 64), {}),
     ("a1-dependent-launch", "the wait for the product", r"griddepcontrol\.wait;", "", (128, 64, 64), {}),
     ("fused-dsa-split", "the wait for the parts", r"griddepcontrol\.wait;", "", (2, 64, 2), {}),
+    ("fused-dsa-tcgen05", "wait::st of a rescaled O", r"tcgen05\.wait::st\.sync\.aligned;", "", (1, 300, 6), ONE_SM),
+    ("fused-dsa-tcgen05", "the barrier before maxima are read", r"bar\.sync\s+1, 128;", "", (1, 300, 6), ONE_SM),
+    ("fused-dsa-pipelined", "the wait for the parts", r"griddepcontrol\.wait;", "", (2, 600, 12), {}),
     ("fused-dsa-split", "the barrier before a tile is gathered anew", r"(shfl\.sync\.idx.*?)bar\.sync\s+0;", r"\1",
      (1, 320, 5), {"sm_count": 1, "ctas_per_sm": 1}),
     ("fused-dsa-wgmma", "the wait for V's product before its stage is free",

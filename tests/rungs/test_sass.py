@@ -24,6 +24,8 @@ MMA = [*ALLOC, r"UTCHMMA ", r"UTCBAR "]
 ONE = [*MMA, r"UTMALDG\.2D "]
 PAIR = [*ALLOC, r"UTCHMMA\.2CTA", r"UTCBAR\.2CTA\.MULTICAST", r"UTMALDG\.2D\.2CTA", r"UCGABAR_ARV", r"UCGABAR_WAIT"]
 TWO = [*PAIR, r"UTMALDG\.2D\.MULTICAST\.2CTA"]
+DSA = [*MMA, r"LDGSTS\.E\.BYPASS\S*128", r"LDTM\.16dp256bit\.x2", r"STTM\.16dp256bit\.x8", r"LDTM\.x64"]
+DSA += [r"STSM\.16\.MT88\.4"]
 CLAIMS = {
     "d1-tcgen05": [*ONE, r"LDTM\.x128"],
     "d1-tcgen05-subtiles": [*ONE, r"LDTM\.x32"],
@@ -32,6 +34,8 @@ CLAIMS = {
     "d4-persistent": [*PAIR, r"LDTM\.x64", r"UTMASTG\.2D", r"STS\.128"],
     "d4-block-scaled": [*ALLOC, r"UTCQMMA\.2CTA", r"UTCCP", r"UTCBAR\.2CTA", r"UTMALDG\.3D\.2CTA", r"UTMASTG\.2D"],
     "d5-epilogue": [*PAIR, r"LDTM\.x32", r"UTMASTG\.2D", r"STS\.128", r"LDG\.E\.128"],
+    "fused-dsa-tcgen05": [*DSA, r"DEPBAR\.LE SB0, 0x0"],
+    "fused-dsa-pipelined": [*DSA, r"ARRIVES\.LDGSTSBAR"],
     "v1-one-tile": [*MMA, r"LDTM\.x128", r"STS\.128", r"\bSTG\.E\.128"],
     "v2-k-loop": [*MMA, r"LDTM\.x128", r"STS\.128", r"\bSTG\.E\.128"],
     "v3-grid": [*MMA, r"LDTM\.x128", r"STS\.128", r"\bSTG\.E\.128"],
@@ -43,7 +47,11 @@ CLAIMS = {
     "v9-two-consumers": [*PAIR, r"LDTM\.x64", r"UTMASTG\.2D"],
     "z2-tmem-lifecycle": [*ALLOC, r"STTM\.x32", r"LDTM\.x32"],
 }
-BLACKWELL = [pytest.param(i, id=i.name) for i in catalog() if i.path.parent.name == "blackwell" or "tmem" in i.name]
+BLACKWELL = [
+    pytest.param(info, id=info.name)
+    for info in catalog()
+    if info.path.parent.name == "blackwell" or "tmem" in info.name or info.name in CLAIMS
+]
 
 
 @pytest.mark.parametrize("info", BLACKWELL)

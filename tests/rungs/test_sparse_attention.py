@@ -9,6 +9,7 @@ import pytest
 
 from tensorladder.core.errors import UsageError
 from tensorladder.measure.run import TARGETS, plan, run_rung
+from tensorladder.measure.trace import from_probes
 from tensorladder.problems import PROBLEMS, examine
 from tensorladder.problems.sparse_attention import LATENT, SM_SCALE, max_splits, valid_counts
 from tensorladder.rungs.rung import find, load
@@ -107,6 +108,15 @@ RUNS = [
     ("fused-dsa-wgmma", "", (3, 33, 1), "lazy", {}),
     ("fused-dsa-wgmma", "", (2, 450, 8), "random:1", {"sm_count": 2}),
     ("fused-dsa-wgmma", "", (2, 580, 10), "timed", {"sm_count": 2, "stages": 2}),
+    ("fused-dsa-tcgen05", "", (1, 1, 1), "lazy", {}),
+    ("fused-dsa-tcgen05", "", (9, 129, 3), "timed", {}),
+    ("fused-dsa-tcgen05", "", (3, 900, 15), "random:1", {"sm_count": 1}),
+    ("fused-dsa-tcgen05", "", (1, 900, 3), "random:2", {"least": 1}),
+    ("fused-dsa-pipelined", "", (1, 1, 1), "lazy", {}),
+    ("fused-dsa-pipelined", "", (9, 65, 3), "timed", {}),
+    ("fused-dsa-pipelined", "", (3, 900, 15), "random:1", {"sm_count": 1, "stages": 8, "rise": 0.0}),
+    ("fused-dsa-pipelined", "", (1, 900, 15), "random:2", {"sm_count": 1, "rise": 0.5}),
+    ("fused-dsa-pipelined", "", (1, 900, 3), "random:3", {"least": 1}),
 ]
 
 
@@ -161,9 +171,24 @@ def test_how_rows_are_split_for_wgmma():
         ("fused-dsa-split", (2, 64, 1), {"sm_count": 0}, "sm_count=0"),
         ("fused-dsa-split", (2, 64, 70000), {}, "pages=70000"),
         ("fused-dsa-wgmma", (2, 64, 1), {"stages": 4}, "stages=4"),
+        ("fused-dsa-tcgen05", (2, 64, 1), {"sm_count": 0}, "sm_count=0"),
+        ("fused-dsa-tcgen05", (70000, 1, 1), {}, "T=70000"),
+        ("fused-dsa-pipelined", (2, 64, 1), {"stages": 7}, "stages=7: at least 8"),
+        ("fused-dsa-pipelined", (2, 64, 1), {"stages": 13}, "stages=13: .* bytes of shared memory"),
+        ("fused-dsa-pipelined", (2, 64, 1), {"rise": -1.0}, "rise=-1.0"),
     ],
 )
 def test_rungs_refuse(name, shape, knobs, said):
     pytest.importorskip("cutlass")
     with pytest.raises(UsageError, match=said):
-        load(find(name)).compile("sm_90a", shape, "bf16", config_of(name, knobs))
+        load(find(name)).compile(find(name).archs[0], shape, "bf16", config_of(name, knobs))
+
+
+def test_the_pipelined_form_overlaps_what_it_says():
+    """Its probes, each role's: gathering goes on while tensor cores work, and the result is as right as without."""
+    pytest.importorskip("cutlass")
+    traced = from_probes(plan(find("fused-dsa-pipelined"), shape=(2, 600, 10)))
+    assert traced.result.ok, traced.result.message
+    line = traced.timeline
+    assert {track.role for track in line.tracks} >= {"gather", "MMA", "softmax"} and len(line.groups) == 2 * 5
+    assert line.overlap(*traced.overlap) > 0.5

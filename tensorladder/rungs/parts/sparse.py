@@ -110,6 +110,13 @@ def splits_for(rows: int, tiles: int, most: int, sm_count: int) -> int:
     return min(range(1, min(tiles, most) + 1), key=cost)
 
 
+def parts(shape: tuple[int, ...], tokens: int, sm_count: int, least: int = 1) -> tuple[int, int]:
+    """(parts of a row, tiles of a part) with tiles of so many tokens, at least `least` a part where a row has them."""
+    rows, tiles = shape[0], math.ceil(shape[1] / tokens)
+    of_part = math.ceil(tiles / splits_for(rows, tiles, min(max_splits(shape), max(1, tiles // least)), sm_count))
+    return math.ceil(tiles / of_part), of_part
+
+
 def arrays(rung: Rung, shape: tuple[int, ...], dtype: str) -> list[cute.Tensor]:
     """Stand-ins for the problem's arrays, in order; the number of pages is a symbol, a cache may have any.
 
