@@ -74,31 +74,40 @@ def library(folder: Path, name: str) -> Path:
 class Cache:
     """A cache of standard normals, in the problem's two parts and, for a peer, as one."""
 
-    def __init__(self, torch: Any, pages: int) -> None:
-        generator = torch.Generator("cuda").manual_seed(pages)
-        whole = torch.randn(pages * PAGE, KEY, generator=generator, device="cuda").to(torch.bfloat16)
+    def __init__(self, torch: Any, pages: int, device: str = "cuda") -> None:
+        generator = torch.Generator(device).manual_seed(pages)
+        whole = torch.randn(pages * PAGE, KEY, generator=generator, device=device).to(torch.bfloat16)
         self.whole = whole
         self.latent = whole[:, :LATENT].contiguous().view(pages, PAGE, LATENT)
         self.rotary = whole[:, LATENT:].contiguous().view(pages, PAGE, ROTARY)
 
 
-def inputs(torch: Any, shape: tuple[int, ...], cache: Cache, seed: int) -> dict[str, Any]:
+def inputs(torch: Any, shape: tuple[int, ...], cache: Cache, seed: int, device: str = "cuda") -> dict[str, Any]:
     """The problem's arrays, every row full; outputs and scratch are poisoned."""
     rows, topk, pages = shape
-    generator = torch.Generator("cuda").manual_seed(seed)
-    order = [torch.randperm(pages * PAGE, generator=generator, device="cuda")[:topk] for _ in range(rows)]
+    generator = torch.Generator(device).manual_seed(seed)
+    order = [torch.randperm(pages * PAGE, generator=generator, device=device)[:topk] for _ in range(rows)]
     of = {one.name: one for one in SPARSE_ATTENTION.operands(shape, "bf16")}
 
     def empty(name: str) -> Any:
         dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[of[name].dtype]
-        return torch.full(of[name].shape, float("nan"), dtype=dtype, device="cuda")
+        return torch.full(of[name].shape, float("nan"), dtype=dtype, device=device)
 
     def normal(width: int) -> Any:
-        return torch.randn(rows, HEADS, width, generator=generator, device="cuda").to(torch.bfloat16)
+        return torch.randn(rows, HEADS, width, generator=generator, device=device).to(torch.bfloat16)
 
     arrays = {"q_nope": normal(LATENT), "q_pe": normal(ROTARY), "ckv_cache": cache.latent, "kpe_cache": cache.rotary}
     arrays["sparse_indices"] = torch.stack(order).to(torch.int32)
     return arrays | {name: empty(name) for name in ("output", "lse", "partial_output", "partial_lse")}
+
+
+def exact(torch: Any, t: dict[str, Any], cache: Cache, row: int) -> tuple[Any, Any]:
+    """((output, lse), their bounds) of a row, as the problem has them."""
+    keys = cache.whole[t["sparse_indices"][row].long()].double().cpu().numpy()
+    queries = torch.cat([t["q_nope"][row], t["q_pe"][row]], -1).double().cpu().numpy()
+    given = queries, keys, keys[:, :LATENT], SM_SCALE
+    right = attend(*given)
+    return right, attend_bound(*given, DTYPES["bf16"], right)
 
 
 def by_torch(torch: Any) -> Any:
@@ -124,16 +133,16 @@ def by_torch(torch: Any) -> Any:
 class Work:
     """The contenders of a shape, each a list of calls on rotating inputs, and what the first of them gave."""
 
-    def __init__(self, torch: Any, folder: Path, opened: pack.Pack, shape: tuple[int, ...], cache: Cache) -> None:
+    def __init__(self, torch: Any, opened: pack.Pack, shape: tuple[int, ...], cache: Cache) -> None:
         self.torch, self.shape, self.cache = torch, shape, cache
         rows, topk, _ = shape
         count = min(MOST_SETS, 1 + 2 * facts()["l2_bytes"] // (rows * topk * KEY * 2))
         self.sets = [inputs(torch, shape, cache, seed) for seed in range(count)]
         self.stream = torch.cuda.current_stream().cuda_stream
-        self.folder, self.opened = folder, opened
+        self.opened = opened
 
-    def by_name(self, functions: dict[str, Any]) -> dict[str, list[Any]]:
-        """All calls. functions: of torch, by name."""
+    def by_name(self, functions: dict[str, Any], built: dict[str, Path]) -> dict[str, list[Any]]:
+        """All calls. functions: of torch, by name; built: libraries of peers, by name."""
         calls: dict[str, list[Any]] = {}
         for entry in self.opened.entries:
             if entry.shape == self.shape:
@@ -142,10 +151,8 @@ class Work:
                 calls[name] = [kernel.bind(self.stream, *(t[a.name] for a in entry.arrays)) for t in self.sets]
         for name, function in functions.items():
             calls[name] = [self._keeping(function, t) for t in self.sets]
-        for name in peers.SOURCES:
-            path = library(self.folder, name)
-            if path.exists():
-                calls[name] = self._peer(name, path)
+        for name, path in built.items():
+            calls[name] = self._peer(name, path)
         return calls
 
     def _peer(self, name: str, path: Path) -> list[Any]:
@@ -166,30 +173,26 @@ class Work:
     def check(self, calls: dict[str, list[Any]]) -> dict[str, bench.Record]:
         """Whether each contender's output is right, and the relative norm of its error."""
         rows = sorted({0, self.shape[0] // 2, self.shape[0] - 1})
-        exact = {row: self._exact(row) for row in rows}
-        return {name: self._one(name, calls[name][0], exact) for name in calls}
+        right = {row: exact(self.torch, self.sets[0], self.cache, row) for row in rows}
+        judged = {}
+        for name in calls:
+            print(f"{self.shape}: {name}", file=sys.stderr, flush=True)  # so that one that hangs is known
+            judged[name] = self._one(name, calls[name][0], right)
+        return judged
 
-    def _exact(self, row: int) -> tuple[Any, Any]:
-        """((output, lse), their bounds) of a row."""
-        t = self.sets[0]
-        keys = self.cache.whole[t["sparse_indices"][row].long()].double().cpu().numpy()
-        queries = self.torch.cat([t["q_nope"][row], t["q_pe"][row]], -1).double().cpu().numpy()
-        given = queries, keys, keys[:, :LATENT], SM_SCALE
-        right = attend(*given)
-        return right, attend_bound(*given, DTYPES["bf16"], right)
-
-    def _one(self, name: str, call: Any, exact: dict[int, tuple[Any, Any]]) -> bench.Record:
+    def _one(self, name: str, call: Any, rights: dict[int, tuple[Any, Any]]) -> bench.Record:
         t = self.sets[0]
         for poisoned in ("output", "lse", "partial_output", "partial_lse"):
             t[poisoned].fill_(float("nan"))
         call()
         self.torch.cuda.synchronize()
-        results = {"flashmla": lambda: (t["padded out"], None)}
-        given, lse = results.get(name, lambda: (t["output"], t["lse"]))()
+        given, lse = t["output"], t["lse"]
         if name.startswith("torch"):
             given, lse = t.pop("kept")
+        elif name == "flashmla":
+            given = t["padded out"]
         ok, error = True, 0.0
-        for row, (right, bounds) in exact.items():
+        for row, (right, bounds) in rights.items():
             out = given[row, :HEADS].double().cpu().numpy()
             ok &= bool((abs(out - right[0]) <= bounds[0]).all())
             error = max(error, float(np.linalg.norm(out - right[0]) / np.linalg.norm(right[0])))
@@ -216,22 +219,32 @@ def judge_odd(torch: Any, opened: pack.Pack) -> Iterator[bench.Record]:
 
 
 def measure(folder: Path, options: Options, only: list[int], compiles: bool) -> Iterator[bench.Record]:
-    """A record a shape, rung and baseline. only: numbers of rows, none for all. compiles: with torch.compile, too."""
+    """A record a shape, rung and baseline. only: numbers of rows, none for all.
+
+    compiles: in the end all shapes once more, beside torch.compile, which takes long to compile.
+    """
     torch = cuda_torch()
     opened = pack.Pack.open(folder)
     opened.check_gpu()
-    meter, cache = Meter(), None
     yield from judge_odd(torch, opened)
-    functions = {"torch": by_torch(torch)}
+    built = {name: path for name in peers.SOURCES if (path := library(folder, name)).exists()}
+    shapes = [shape for shape in SHAPES if not only or shape[0] in only]
+    yield from _beside(torch, opened, shapes, {"torch": by_torch(torch)}, built, options)
     if compiles:
-        functions["torch.compile"] = torch.compile(by_torch(torch), dynamic=True)
-    for shape in SHAPES:
-        if only and shape[0] not in only:
-            continue
+        compiled = torch.compile(by_torch(torch), dynamic=True)
+        yield from _beside(torch, opened, shapes, {"torch.compile": compiled}, {}, options)
+
+
+def _beside(
+    torch: Any, opened: pack.Pack, shapes: list[tuple[int, ...]], functions: dict[str, Any], built: dict[str, Path],
+    options: Options,
+) -> Iterator[bench.Record]:  # fmt: skip
+    meter, cache = Meter(), None
+    for shape in shapes:
         if cache is None or cache.latent.shape[0] != shape[2]:
             cache = Cache(torch, shape[2])
-        work = Work(torch, folder, opened, shape, cache)
-        calls = work.by_name(functions)
+        work = Work(torch, opened, shape, cache)
+        calls = work.by_name(functions, built)
         judged = work.check(calls)
         measured = compare(torch, calls, meter, options)
         yield from _records(shape, judged, measured)
