@@ -164,8 +164,20 @@ def summary(kept: Kept) -> str:
     for stem, (host, records) in of(kept, "ladder").items():
         gpu = stem.removeprefix("ladder")
         lines += [*ladder(stem, host, records, kept.get(f"published{gpu}", ({}, []))[1]), ""]
+    lines += [*steps(kept), ""]
     lines += [*means(kept), "", *overhead(kept), "", *sanitizer(kept), "", *indexer(kept)]
     return "\n".join(lines).strip()
+
+
+def steps(kept: Kept) -> Iterator[str]:
+    """How many times as fast as its parent each rung is, in a sentence a GPU."""
+    for host, records in of(kept, "steps").values():
+        by_rung: dict[str, list[str]] = {}
+        for one in records:
+            by_rung.setdefault(f"{one['rung']} over {one['baseline']}", []).append(f"{one['ratio']:.3f}")
+        sides = " and ".join(dict.fromkeys(str(one["shape"][0]) for one in records))
+        told = "; ".join(f"{name} {', '.join(ratios)}" for name, ratios in by_rung.items())
+        yield f"Times as fast as its parent, the two in turns, at {sides} ({host['gpu']}, `benchmarks.steps`): {told}."
 
 
 def overhead(kept: Kept) -> Iterator[str]:

@@ -61,6 +61,15 @@ def test_the_ladder_has_the_published_kernels_and_the_tensor_pipe_beside_it():
     assert "| a1 |" not in shown and "Not measured: sm_100a" in shown
 
 
+def test_how_much_faster_than_its_parent_a_rung_is():
+    rows = [
+        {"rung": "c2", "baseline": "c1", "shape": [side] * 3, "ratio": ratio}
+        for side, ratio in ((4096, 1.012), (8192, 1.0204))
+    ]
+    shown = tables.summary({"steps-h200": ({**HOST, "suite": "steps"}, rows)})
+    assert "at 4096 and 8192" in shown and "c2 over c1 1.012, 1.020." in shown
+
+
 def test_what_the_sanitizer_found_is_a_sentence():
     clean = {"rung": "b5", "tool": "memcheck", "ok": True, "message": ""}
     kept = {"sanitizer-h200": ({**HOST, "suite": "sanitizer"}, [clean, {**clean, "rung": "c5"}])}

@@ -10,12 +10,16 @@ Adds:
     - The first K tile is multiplied without the accumulator (scale-d = 0), which saves clearing 128 registers.
     - setmaxnreg gives a warpgroup 232 registers a thread, room for 64 x 256 of C: the larger tile reads less shared
       memory and less L2 for each multiplication. A CTA of 384 threads starts with 168 a thread; producers keep 40.
-    - A CTA barrier inside one role would hang: the epilogue uses a named barrier of the consumers alone.
+    - A CTA barrier inside one role would hang: the epilogue uses named barriers, of the consumers and of a warpgroup.
+    - C leaves in chunks of 64 x 64, so that TMA stores the first while the next is converted.
+    What this gains it gives away again at a tile's ends: one CTA an SM has nothing to multiply while C leaves and the
+    next CTA starts, where the parent has another CTA. On an H200 it is 0.99 times as fast as the parent at 4096 cubed,
+    as fast at 8192 (`benchmarks.steps`); the next rung takes those ends away.
 
 Warp roles:
     | warps    | role                                                                               |
     |----------|------------------------------------------------------------------------------------|
-    | 0-3, 4-7 | consumers, a warpgroup each: multiply 64 x 256 of C; warp 0 stores C by TMA        |
+    | 0-3, 4-7 | consumers, a warpgroup each: multiply 64 x 256 of C; its first warp stores by TMA  |
     | 8        | producer: asks TMA for A and B, as far ahead as stages are free                    |
     | 9-11     | nothing, their registers go to the consumers                                       |
 
@@ -61,7 +65,7 @@ class WarpSpecializedGemmConfig:
     tile: tuple[int, int, int] = (128, 256, 64)
     warpgroups: int = 2
     stages: int = 4
-    raster: int = 8
+    raster: int = 16
     ctas_per_sm: int = 1
     producer_registers: int = 40
     consumer_registers: int = 232
@@ -99,6 +103,7 @@ RUNG = Rung(
 
 WARPGROUP = 128  # threads
 WARPS = 4  # of a warpgroup
+CHUNK = 64  # rows and columns of C that a warpgroup stores at a time: as wide as the swizzle
 PRODUCER, LANDING, CONSUMER = range(3)  # tracks of the probes; a consumer warpgroup a track
 
 
@@ -120,14 +125,14 @@ class WarpSpecializedGemm:
         bM, bN, bK = self.tile
         sA_layout = self.smem_layout(bM, bK, self.stages)
         sB_layout = self.smem_layout(bN, bK, self.stages)
-        sC_layout = self.smem_layout(bM, bN, 1)
+        sC_layout = self.smem_layout(CHUNK, CHUNK, bM // CHUNK * (bN // CHUNK))
 
         # A descriptor and a tensor of coordinates for each matrix. TMA takes coordinates, not addresses.
         load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
         tma_A, mA = cpasync.make_tiled_tma_atom(load, mA, cute.select(sA_layout, mode=[0, 1]), (bM, bK))
         tma_B, mB = cpasync.make_tiled_tma_atom(load, mB, cute.select(sB_layout, mode=[0, 1]), (bN, bK))
         element_type = mC.element_type
-        tma_C, mC = cpasync.make_tiled_tma_atom(store, mC, cute.select(sC_layout, mode=[0, 1]), (bM, bN))
+        tma_C, mC = cpasync.make_tiled_tma_atom(store, mC, cute.select(sC_layout, mode=[0, 1]), (CHUNK, CHUNK))
 
         # A warpgroup does 64 rows and all columns at once; both operands lie in shared memory with K contiguous.
         k_major, source = OperandMajorMode.K, warpgroup.OperandSource.SMEM
@@ -151,41 +156,36 @@ class WarpSpecializedGemm:
 
     @cute.kernel
     def kernel(
-        self,
-        tma_A: cute.CopyAtom,
-        mA: cute.Tensor,
-        tma_B: cute.CopyAtom,
-        mB: cute.Tensor,
-        tma_C: cute.CopyAtom,
-        mC: cute.Tensor,
-        sA_layout: cute.ComposedLayout,
-        sB_layout: cute.ComposedLayout,
-        sC_layout: cute.ComposedLayout,
-        tiled_mma: cute.TiledMma,
-        tiles: cutlass.Constexpr,
-        mP: cute.Tensor | None,
+        self, tma_A: cute.CopyAtom, mA: cute.Tensor, tma_B: cute.CopyAtom, mB: cute.Tensor,
+        tma_C: cute.CopyAtom, mC: cute.Tensor, sA_layout: cute.ComposedLayout, sB_layout: cute.ComposedLayout,
+        sC_layout: cute.ComposedLayout, tiled_mma: cute.TiledMma, tiles: cutlass.Constexpr, mP: cute.Tensor | None,
     ):
         tidx, _, _ = cute.arch.thread_idx()
         bidx, _, _ = cute.arch.block_idx()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        coord = (*self.raster_tile(bidx, tiles), None)
+        group = warp // WARPS
+        m, n = self.raster_tile(bidx, tiles)
+        coord = (m, n, None)
+        if warp == self.producer_warp:  # before anything waits for it
+            cpasync.prefetch_descriptor(tma_A)
+            cpasync.prefetch_descriptor(tma_B)
 
         smem = SmemAllocator()
         storage = smem.allocate(self.shared_storage)
         sA = storage.sA.get_tensor(sA_layout.outer, swizzle=sA_layout.inner)
         sB = storage.sB.get_tensor(sB_layout.outer, swizzle=sB_layout.inner)
         # C takes the place of A's and B's stages once they are multiplied.
-        sC = cute.make_tensor(cute.recast_ptr(sA.iterator, sC_layout.inner), sC_layout.outer)[None, None, 0]
+        sC = cute.make_tensor(cute.recast_ptr(sA.iterator, sC_layout.inner), sC_layout.outer)
         element_type = sA.element_type
         stage_bytes = cute.size_in_bytes(element_type, cute.select(sA_layout, mode=[0, 1]))
         stage_bytes += cute.size_in_bytes(element_type, cute.select(sB_layout, mode=[0, 1]))
 
-        # (BM, BK, k tiles), (BN, BK, k tiles), (BM, BN), as coordinates.
+        # (BM, BK, k tiles), (BN, BK, k tiles), (64, 64, chunks along M, along N), as coordinates.
         gA = cute.local_tile(mA, tiler=self.tile, coord=coord, proj=(1, None, 1))
         gB = cute.local_tile(mB, tiler=self.tile, coord=coord, proj=(None, 1, 1))
-        gC = cute.local_tile(mC, tiler=self.tile, coord=coord, proj=(1, 1, None))
+        gC = cute.local_tile(mC, tiler=(CHUNK, CHUNK), coord=(None, None))
 
-        # gmem -> smem and back: (TMA, stage), (TMA, k tile)
+        # gmem -> smem and back: (TMA, stage), (TMA, k tile); (TMA, chunk of the tile), (TMA, chunk m, chunk n)
         tAsA, tAgA = self.tma_partition(tma_A, sA, gA)
         tBsB, tBgB = self.tma_partition(tma_B, sB, gB)
         tCsC, tCgC = self.tma_partition(tma_C, sC, gC)
@@ -214,8 +214,6 @@ class WarpSpecializedGemm:
         if warp >= self.producer_warp:
             cute.arch.setmaxregister_decrease(self.producer_registers)
             if warp == self.producer_warp:
-                cpasync.prefetch_descriptor(tma_A)
-                cpasync.prefetch_descriptor(tma_B)
                 probes.start(mP, bidx, PRODUCER)
                 for k_tile in range(num_k_tiles):
                     probes.mark(mP, bidx, PRODUCER, 2 * k_tile)
@@ -249,26 +247,15 @@ class WarpSpecializedGemm:
                 released.release()
                 released.advance()
 
-            # Epilogue: registers -> smem (stmatrix) -> gmem (TMA). The accumulator is complete after the wait; the
-            # barrier frees the stages for C: every tile that was asked for has been multiplied by all by then.
+            # The accumulator is complete after the wait; the barrier frees the stages for C: every tile that was asked
+            # for has been multiplied by all by then.
             probes.mark(mP, bidx, track, 3 * num_k_tiles, WARPGROUP)
             warpgroup.wait_group(0)
             probes.mark(mP, bidx, track, 3 * num_k_tiles + 1, WARPGROUP)
             consumers.arrive_and_wait()
-            tCrD = cute.make_fragment_like(tCrC, element_type)
-            tCrD.store(tCrC.load().to(element_type))
-            atom_r2s = cute.make_copy_atom(cute.nvgpu.warp.StMatrix8x8x16bOp(False, 4), element_type)
-            tiled_r2s = cute.make_tiled_copy_C(atom_r2s, tiled_mma)
-            thr_r2s = tiled_r2s.get_slice(tidx)
-            cute.copy(tiled_r2s, thr_r2s.retile(tCrD), thr_r2s.partition_D(sC))
-
-            # Each writer's fence, then the barrier, then the store: the other way round TMA could read stale bytes.
-            cute.arch.fence_proxy("async.shared", space="cta")
-            consumers.arrive_and_wait()
-            if warp == 0:
-                cute.copy(tma_C, tCsC, tCgC)
-                cute.arch.cp_async_bulk_commit_group()
-                # Shared memory belongs to the CTA only until it exits: wait until TMA has read it.
+            self.store(tma_C, tCsC, tCgC, sC, tCrC, m, n, tidx % WARPGROUP, warp % WARPS, group)
+            # Shared memory belongs to the CTA only until it exits: wait until TMA has read it.
+            if warp % WARPS == 0:
                 cute.arch.cp_async_bulk_wait_group(0, read=True)
             probes.mark(mP, bidx, track, 3 * num_k_tiles + 2, WARPGROUP)
 
@@ -293,6 +280,46 @@ class WarpSpecializedGemm:
             tiled_mma.set(warpgroup.Field.ACCUMULATE, not first or k_block > 0)
             cute.gemm(tiled_mma, tCrC, tCrA[None, None, k_block, stage], tCrB[None, None, k_block, stage], tCrC)
         warpgroup.commit_group()
+
+    @cute.jit
+    def store(
+        self, tma_C: cute.CopyAtom, tCsC: cute.Tensor, tCgC: cute.Tensor, sC: cute.Tensor, tCrC: cute.Tensor,
+        m: cutlass.Int32, n: cutlass.Int32, thread: cutlass.Int32, warp: cutlass.Int32, group: cutlass.Int32,
+    ):
+        """A warpgroup's part of the tile (m, n), 64 x 64 at a time: registers -> smem (stmatrix) -> gmem (TMA).
+
+        thread, warp: in the warpgroup.
+        """
+        together = NamedBarrier(barrier_id=2 + group, num_threads=WARPGROUP)
+        # The accumulator of a 64 x 64 WGMMA is laid out as any 64 columns of a wider one.
+        k_major, source = OperandMajorMode.K, warpgroup.OperandSource.SMEM
+        element_type = sC.element_type
+        chunk_op = warpgroup.MmaF16BF16Op(element_type, cutlass.Float32, (64, CHUNK, 16), source, k_major, k_major)
+        chunk_mma = cute.make_tiled_mma(chunk_op)
+        atom_r2s = cute.make_copy_atom(cute.nvgpu.warp.StMatrix8x8x16bOp(False, 4), element_type)
+        thr_r2s = cute.make_tiled_copy_C(atom_r2s, chunk_mma).get_slice(thread)
+        tCrF = chunk_mma.make_fragment_C(chunk_mma.get_slice(0).partition_shape_C((CHUNK, CHUNK)))
+        tCrD = cute.make_fragment_like(tCrF, element_type)
+
+        rows, cols = self.tile[0] // CHUNK // self.warpgroups, self.tile[1] // CHUNK
+        for row in cutlass.range_constexpr(rows):
+            for col in cutlass.range_constexpr(cols):
+                chunk = row * cols + col
+                buffer = group * rows * cols + chunk
+                for i in cutlass.range_constexpr(cute.size(tCrF)):
+                    tCrF[i] = tCrC[chunk * cute.size(tCrF) + i]
+                tCrD.store(tCrF.load().to(element_type))
+                cute.copy(atom_r2s, thr_r2s.retile(tCrD), thr_r2s.partition_D(sC[None, None, buffer]))
+
+                # Each writer's fence, then the barrier, then the store: the other way round TMA could read stale bytes.
+                cute.arch.fence_proxy("async.shared", space="cta")
+                together.arrive_and_wait()
+                chunk_m, chunk_n = m * rows * self.warpgroups + row * self.warpgroups + group, n * cols + col
+                if warp == 0:
+                    # Chunks outside of C are left out: a mode of one chunk would take any number for its first.
+                    if chunk_m < cute.size(tCgC, mode=[1]) and chunk_n < cute.size(tCgC, mode=[2]):
+                        cute.copy(tma_C, tCsC[None, buffer], tCgC[None, chunk_m, chunk_n])
+                    cute.arch.cp_async_bulk_commit_group()
 
     @cute.jit
     def tma_partition(self, atom: cute.CopyAtom, smem: cute.Tensor, gmem: cute.Tensor):

@@ -1,0 +1,104 @@
+"""Rungs beside their parents, in turns in one process: `python -m benchmarks.steps DIR [--results FILE]`.
+
+DIR is a pack (`tensorladder pack --suite ladder -o DIR RUNG ...`). A GPU at its power limit runs slower after a kernel
+that heats it, so ratios to cuBLAS that two rungs have differ by a half per cent for no other reason; here a rung and
+its parent alternate. A line a rung whose parent is packed too: its time, and its parent's over it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tensorladder.core.errors import TensorladderError
+from tensorladder.measure import bench
+from tensorladder.measure import pack as packs
+from tensorladder.measure.suites import Suite
+from tensorladder.problems import find as problem_named
+from tensorladder.rungs import rung as rungs
+from tensorladder.silicon.driver import facts
+from tensorladder.silicon.nvml import Meter
+from tensorladder.silicon.pack import Entry, Pack
+from tensorladder.silicon.target import cuda_torch
+from tensorladder.silicon.timing import Options, compare
+
+PROBLEM = "gemm"
+
+
+def sizes(opened: Pack) -> dict[tuple[tuple[int, ...], str], dict[str, Entry]]:
+    """The pack's products, by extents and element type, then by rung."""
+    found: dict[tuple[tuple[int, ...], str], dict[str, Entry]] = {}
+    for entry in opened.entries:
+        if rungs.find(entry.rung).rung.problem == PROBLEM:
+            found.setdefault((entry.shape, entry.dtype), {})[entry.rung] = entry
+    return found
+
+
+def pairs(names: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(rung, parent) of those that are there with their parents."""
+    found = ((name, rungs.find(name).parent) for name in names)
+    return [(name, parent) for name, parent in found if parent and parent in names]
+
+
+def measure(folder: Path, options: Options) -> Iterator[bench.Record]:
+    """A record a rung and size: its time beside its parent's, and whether its result was right."""
+    torch = cuda_torch()
+    opened = packs.open_current(folder)
+    opened.check_gpu()
+    meter, l2 = Meter(), facts()["l2_bytes"]
+    stream = torch.cuda.current_stream().cuda_stream
+    for (shape, dtype), entries in sizes(opened).items():
+        arrays = next(iter(entries.values())).arrays
+        work = bench.Workload(torch, problem_named(PROBLEM), shape, dtype, arrays, l2)
+        calls: dict[str, Any] = {}
+        checked = {}
+        for name, entry in entries.items():
+            kernel = opened.kernel(entry)
+            calls[name] = [kernel.bind(stream, *(tensors[a.name] for a in entry.arrays)) for tensors in work.sets]
+            checked[name] = work.check(calls[name][0])
+        flops = problem_named(PROBLEM).flops(shape)
+        for name, parent in pairs(entries):
+            measured = compare(torch, {one: calls[one] for one in (parent, name)}, meter, options)
+            ours, theirs = measured.times[name], measured.times[parent]
+            yield {
+                "rung": name, "shape": list(shape), "dtype": dtype, "ok": checked[name][0], "error": checked[name][1],
+                **bench.timed(ours, flops), **bench.against(parent, ours, theirs), "clock_mhz": measured.clock_mhz,
+                "power_w": measured.power_w,
+            }  # fmt: skip
+
+
+def line(record: bench.Record) -> str:
+    """A record as a line of a table."""
+    wrong = "" if record["ok"] else "  WRONG"
+    size = "x".join(map(str, record["shape"]))
+    return (
+        f"{record['rung']:30} {size:16} {record['median_us']:9.1f} us  {record['ratio']:.3f} times as fast as "
+        f"{record['baseline']}{wrong}"
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line; its exit status."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.steps", description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seconds", type=float, default=0.5, help="to measure each kernel for")
+    parser.add_argument("--results", type=Path, help="keep the figures there")
+    args = parser.parse_args(arguments)
+    try:
+        records = []
+        for record in measure(args.folder, Options(seconds=args.seconds)):
+            records.append(record)
+            print(line(record), flush=True)
+        if args.results:
+            bench.keep(args.results, bench.machine(Suite("steps", "", "", {})), records)
+        return bench.exit_code(records)
+    except TensorladderError as error:
+        print(f"benchmarks.steps: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
