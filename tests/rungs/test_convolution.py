@@ -110,3 +110,15 @@ def test_offsets_of_more_than_32_bits_are_refused():
     wanted = config()
     with pytest.raises(UsageError, match=r"X has 2\^31 elements or more, offsets have 32 bits: split N"):
         load(find("b10")).compile("sm_80", (1 << 15, 256, 256, 8, 8, 3, 3, 1, 1, 1), "fp16", wanted)
+
+
+def test_the_benchmark_judges_by_the_same_bounds():
+    torch = pytest.importorskip("torch")
+    from benchmarks.convolution import LAYERS, _expected
+
+    case = CONVOLUTION.make(SHAPES[1], "fp16")
+    value, allowed = _expected(torch, {name: torch.from_numpy(x) for name, x in case.arrays.items()}, SHAPES[1])
+    filters = SHAPES[1][4]
+    np.testing.assert_allclose(value.numpy(), case.reference()["Y"].reshape(-1, filters), rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(allowed.numpy(), case.bounds()["Y"].reshape(-1, filters), rtol=1e-9)
+    assert all(CONVOLUTION.check(shape, "fp16") for shape in LAYERS)

@@ -314,7 +314,7 @@ def start_copy(
     dst: cute.Pointer, src: cute.Pointer, size: int, inside: Any, *, loc: Any = None, ip: Any = None
 ) -> None:
     """cp.async of 4, 8 or 16 bytes, which are zeros where not `inside`: nothing is read then."""
-    kind = nvvm.LoadCacheModifierKind.CG if size == 16 else nvvm.LoadCacheModifierKind.CA  # L1 helps no whole sector
+    kind = nvvm.LoadCacheModifierKind.CG if size == 16 else nvvm.LoadCacheModifierKind.CA  # .cg takes 16 bytes alone
     read = cutlass.Int32(size) * cutlass.Int32(inside)
     nvvm.cp_async_shared_global(
         dst.to_llvm_ptr(loc=loc, ip=ip), src.to_llvm_ptr(loc=loc, ip=ip), size, kind,
