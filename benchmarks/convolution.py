@@ -2,7 +2,7 @@
 
 `make` packs the rung for each layer, with two tiles, for sm_90a and with no GPU. `run` checks each against float64 on
 the same tensors, then times it in turns with `torch.nn.functional.conv2d` in channels_last, which is cuDNN's choice
-(its benchmark mode is on). Half precision. `--results FILE` keeps what it gave.
+(its benchmark mode is on). Half precision. `--results FILE` keeps what it gave, `table FILE` prints it as Markdown.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ LAYERS = {
 }
 TILES = ("tile=128x128x32", "tile=128x64x32")
 SUITE = Suite("convolution", "", DTYPE, {})
+WARM = 5
 
 Tensors = dict[str, Any]
 
@@ -105,6 +106,9 @@ def _one(
         return
     rivals = {"cudnn": bench.Rival([functools.partial(_conv2d, torch, tensors, entry.shape) for tensors in sets])}
     with torch.backends.cudnn.flags(enabled=True, benchmark=True):  # it leaves cuDNN out where not told
+        for _ in range(WARM):  # its search is no part of the comparison
+            rivals["cudnn"].runs[0]()
+        torch.cuda.synchronize()
         yield from bench.contest(torch, base, ours, rivals, meter, options)
 
 
@@ -114,20 +118,40 @@ def _conv2d(torch: Any, tensors: Tensors, shape: tuple[int, ...]) -> Any:
     return torch.nn.functional.conv2d(x, f, None, *shape[-3:])
 
 
+def table(file: Path) -> str:
+    """Kept results as Markdown: for each layer our faster tile, and the best of cuDNN's times."""
+    host, records = bench.read(file)
+    heads = ("layer", "N, H, W, C", "K, R, S", "stride", "tile", "us", "TFLOPS", "cuDNN us", "over cuDNN")
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for shape, layer in LAYERS.items():
+        ours = [one for one in records if tuple(one["shape"]) == shape and one["ok"]]
+        if not ours:
+            continue
+        best, theirs = min(ours, key=lambda one: one["median_us"]), min(one["baseline_us"] for one in ours)
+        extents = [", ".join(map(str, part)) for part in (shape[:4], shape[4:7])]
+        tile = " x ".join(map(str, best["config"]["tile"]))
+        speed = f"{best['median_us']:.1f} | {best['tflops']:.0f} | {theirs:.1f} | {theirs / best['median_us']:.2f}"
+        lines.append(f"| {layer} | {extents[0]} | {extents[1]} | {shape[7]} | {tile} | {speed} |")
+    return "\n".join([*lines, "", f"{host['gpu']}, torch {host['torch']}, fp16, {host['when'][:10]}."])
+
+
 def main() -> int:
     """The command; its exit status: 1 where a kernel was wrong."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.convolution", description=__doc__)
-    parser.add_argument("verb", choices=("make", "run"))
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("verb", choices=("make", "run", "table"))
+    parser.add_argument("path", type=Path, help="the pack's folder; of `table`, a result file")
     parser.add_argument("--seconds", type=float, default=0.3, help="to measure each kernel for, and to warm up at most")
     parser.add_argument("--results", metavar="FILE", help="keep what `run` gave")
     asked = parser.parse_args()
     try:
         if asked.verb == "make":
-            print(make(asked.folder))
+            print(make(asked.path))
+            return 0
+        if asked.verb == "table":
+            print(table(asked.path))
             return 0
         host, records = bench.machine(SUITE), []
-        for record in run(asked.folder, Options(seconds=asked.seconds, settle=asked.seconds)):
+        for record in run(asked.path, Options(seconds=asked.seconds, settle=asked.seconds)):
             records.append(record)
             print(json.dumps(record), flush=True)
             if asked.results:

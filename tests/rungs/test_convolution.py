@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -122,3 +123,14 @@ def test_the_benchmark_judges_by_the_same_bounds():
     np.testing.assert_allclose(value.numpy(), case.reference()["Y"].reshape(-1, filters), rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(allowed.numpy(), case.bounds()["Y"].reshape(-1, filters), rtol=1e-9)
     assert all(CONVOLUTION.check(shape, "fp16") for shape in LAYERS)
+
+
+def test_the_page_has_what_was_measured():
+    from benchmarks.convolution import table
+
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "convolution.md").read_text(encoding="utf-8")
+    shown = page.split("<!-- convolution: begin -->")[1].split("<!-- convolution: end -->")[0].strip()
+    assert shown == table(root / "benchmarks" / "results" / "convolution-h200.jsonl"), (
+        "put what `python -m benchmarks.convolution table FILE` prints into docs/convolution.md"
+    )
