@@ -1,29 +1,28 @@
 """TIRx front end: a function in TVM's tile language in, a `Program` out, for any architecture and with no GPU.
 
     program = compile_program(kernel, arch="sm_100a", name="copy")     # kernel: a @T.prim_func
+    program = compile_program(make, 128, "float16", arch="sm_100a")    # or make(128, "float16") gives it
     program(stream, x, y)
 
 TVM lowers the function to a host and a device module. The device module becomes CUDA C++, which NVRTC compiles
 (package nvidia-cuda-nvrtc, with headers of nvidia-cuda-runtime); the host module is evaluated as it stands
-(`tirx_host`). TVM's code generators for hosts take no part, nor does nvcc. Lowering takes 0.1 to 0.3 s each time; what
-NVRTC made of a source is kept in the disk cache.
+(`tirx_host`). TVM's code generators for hosts take no part, nor does nvcc. Tracing and lowering take a second; where a
+function makes the kernel, they and NVRTC are left out the next time (`tirx_cache`).
 """
 
 from __future__ import annotations
 
-import hashlib
 import re
 import time
-from functools import lru_cache
-from importlib.metadata import PackageNotFoundError, version
+import types
+from dataclasses import replace
 from typing import Any
 
-from ..core import cache
 from ..core.arch import find
 from ..core.errors import MissingExtra, TensorladderError, UsageError
 from ..core.program import Module, Program
-from . import nvrtc
-from .tirx_host import HostPart
+from . import nvrtc, tirx_cache
+from .tirx_host import HostPart, Plan, plan
 
 _OPTIONS = ("-std=c++17",)
 # NVRTC sees no cuda.h: kernels need nothing of it but this type (CUDA driver API: 128 bytes, 64-byte aligned). The tag
@@ -59,31 +58,41 @@ template <class T, class F> struct conditional<false, T, F> { typedef F type; };
 """,
 }
 _INCLUDE = re.compile(r"^\s*#\s*include\s*<(cuda/[^>]+)>", re.M)
-_PACKAGES = ("nvidia-cuda-nvrtc", "nvidia-cuda-runtime", "nvidia-cuda-cccl")
 
 
-def compile_program(function: Any, *, arch: str, name: str | None = None) -> Program:
+def compile_program(function: Any, *args: Any, arch: str, name: str | None = None) -> Program:
     """Compile a TIRx function (`tvm.tirx.PrimFunc` with a device entry) for `arch`, e.g. "sm_100a".
 
-    The program takes what the function's own host part takes, in its order: arrays for buffers, numbers for scalars.
-    Lines in the PTX are those of the CUDA C++ that `cuda_source` shows. UsageError, in one line, for what TVM or NVRTC
-    refuses; MissingExtra without TVM; Unsupported for host code that is not modelled.
+    function: it, or a Python function that returns it for `args`; that alone is cached, as its source says what a
+    trace sees. The program takes what the kernel's own host part takes, in its order: arrays for buffers, numbers for
+    scalars. Lines in the PTX are those of the CUDA C++ that `cuda_source` shows. UsageError, in one line, for what TVM
+    or NVRTC refuses; MissingExtra without TVM; Unsupported for host code that is not modelled.
     """
     start = time.perf_counter()
     arch = find(arch).name
-    host, source = _lowered(function, arch)
-    name = name or str(host.attrs["global_symbol"]).removeprefix("__tvm_ffi_")
-    module = _compiled(source, arch, name)
-    return Program(name, arch, (module,), HostPart(host, module, name), time.perf_counter() - start)
+    makes = isinstance(function, types.FunctionType)
+    kept = tirx_cache.key(function, args, arch, name or "", *_OPTIONS) if makes else None
+    found = tirx_cache.load(kept, arch) if kept else None
+    made, module = found or _compiled(function(*args) if makes else function, arch, name)
+    if kept and not found:
+        tirx_cache.store(kept, made, module)
+    return Program(module.name, arch, (module,), HostPart(made, module, module.name), time.perf_counter() - start)
 
 
 def cuda_source(function: Any, arch: str) -> str:
     """The CUDA C++ that TVM makes of the function's device part; errors as `compile_program`."""
-    return _lowered(function, find(arch).name)[1]
+    return _lowered(function, find(arch).name)[2]
 
 
-def _lowered(function: Any, arch: str) -> tuple[Any, str]:
-    """The host function, and the device module as CUDA C++."""
+def lower(function: Any, arch: str) -> tuple[str, Plan, str]:
+    """The name of a TIRx function, its host part as a plan, and its device part as CUDA C++; errors as
+    `compile_program`."""
+    host, kernels, source = _lowered(function, arch)
+    return str(host.attrs["global_symbol"]).removeprefix("__tvm_ffi_"), plan(host, kernels), source
+
+
+def _lowered(function: Any, arch: str) -> tuple[Any, dict[str, list[str]], str]:
+    """The host function, the launch parameters of its kernels, and the device module as CUDA C++."""
     try:
         import tvm
         from tvm.tirx.build import codegen_build, split_host_device_mods
@@ -96,7 +105,8 @@ def _lowered(function: Any, arch: str) -> tuple[Any, str]:
         module = tvm.tirx.transform.BindTarget(target)(tvm.IRModule({"main": function}))
         pipeline, _, finalize_device = tvm.tirx.get_tir_pipeline("tirx")
         host, devices = split_host_device_mods(pipeline(module))
-        sources = [codegen_build(finalize_device()(part), on).inspect_source() for on, part in devices.items()]
+        parts = {on: finalize_device()(part) for on, part in devices.items()}
+        sources = [codegen_build(part, on).inspect_source() for on, part in parts.items()]
     except TensorladderError:
         raise
     except Exception as error:  # TVM raises its own classes and Python's alike
@@ -107,7 +117,9 @@ def _lowered(function: Any, arch: str) -> tuple[Any, str]:
             f"TIRx: {len(functions)} host functions and {len(sources)} device modules: one function with "
             "T.device_entry() makes one of each"
         )
-    return functions[0], sources[0]
+    (part,) = parts.values()
+    launched = [(name.name_hint, one.attrs["tirx.kernel_launch_params"]) for name, one in part.functions.items()]
+    return functions[0], {name: [str(tag) for tag in tags] for name, tags in launched}, sources[0]
 
 
 _NOISE = ("File ", "Traceback", "[", "at ", "^", "|")
@@ -123,34 +135,15 @@ def _one_line(error: Exception) -> str:
     return f"{told[0]}: {' '.join(declined[1].split())}" if declined else told[0]
 
 
-def _compiled(source: str, arch: str, name: str) -> Module:
-    """PTX and cubin of a CUDA C++ text, from the disk cache or from NVRTC."""
+def _compiled(function: Any, arch: str, name: str | None) -> tuple[Plan, Module]:
+    """The host's plan, and the device code."""
+    own_name, made, source = lower(function, arch)
+    return made, compiled_source(source, arch, name or own_name)
+
+
+def compiled_source(source: str, arch: str, name: str) -> Module:
+    """What NVRTC makes of CUDA C++ that TVM made. UsageError for what it refuses."""
     text = _TENSOR_MAP + source if "CUtensorMap" in source else source
-    kept = f"tirx/{_key(text, arch)}"
-    data = cache.read(kept)
-    if data is not None:
-        size, _, body = data.partition(b"\n")
-        return Module(body[: int(size)].decode(), arch, body[int(size) :], name)
     # Another header of the same library would want the library's own.
     headers = _STANDARD if set(_INCLUDE.findall(text)) <= set(_STANDARD) else {}
-    module = nvrtc.compile_cuda(text, arch, _OPTIONS, f"{name}.cu", headers)
-    ptx, cubin = module.ptx.encode(), module.cubin or b""
-    cache.write(kept, b"%d\n" % len(ptx) + ptx + cubin)
-    return Module(module.ptx, arch, cubin, name)
-
-
-def _key(text: str, arch: str) -> str:
-    facts = (text, arch, *_OPTIONS, str(_STANDARD), *_versions(), *nvrtc.header_folders())
-    return hashlib.sha256("\0".join(facts).encode()).hexdigest()
-
-
-@lru_cache(maxsize=1)
-def _versions() -> tuple[str, ...]:
-    """What the result depends on besides the text: a toolkit's headers count by their folder alone."""
-    found = []
-    for package in _PACKAGES:
-        try:
-            found.append(f"{package} {version(package)}")
-        except PackageNotFoundError:
-            found.append(package)
-    return tuple(found)
+    return replace(nvrtc.compile_cuda(text, arch, _OPTIONS, f"{name}.cu", headers), name=name)

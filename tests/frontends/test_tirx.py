@@ -9,7 +9,7 @@ import pytest
 
 from tensorladder.core import tensormap
 from tensorladder.core.errors import MissingExtra, Unsupported, UsageError
-from tensorladder.frontends import nvrtc, tirx
+from tensorladder.frontends import nvrtc, tirx, tirx_cache
 
 pytest.importorskip("tvm")
 kernels = pytest.importorskip("tirx_kernels")
@@ -108,16 +108,31 @@ def test_host_code_that_is_not_modelled_is_said():
         tirx.compile_program(kernels.calls_the_host, arch="sm_90a")
 
 
-def test_the_second_time_comes_from_the_cache(scale, monkeypatch):
-    def not_again(*_):
-        raise AssertionError("compiled again")
+def test_the_second_time_comes_from_the_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("TENSORLADDER_CACHE", str(tmp_path))
+    monkeypatch.setattr(kernels, "FACTOR", 2)
+    first = tirx.compile_program(kernels.make, 64, arch="sm_80", name="made")
+    x = np.zeros(64, np.float32)
+    monkeypatch.setattr(tirx, "_compiled", None)  # nothing is compiled again
+    again = tirx.compile_program(kernels.make, 64, arch="sm_80", name="made")
+    assert again.modules == first.modules and again.launches(x) == first.launches(x)
+    monkeypatch.setattr(kernels, "FACTOR", 3)
+    for asked in (
+        {"arch": "sm_90a", "name": "made"},
+        {"arch": "sm_80", "name": "other"},
+        {"arch": "sm_80", "name": "made"},
+    ):
+        with pytest.raises(TypeError):
+            tirx.compile_program(kernels.make, 64, **asked)
 
-    monkeypatch.setattr(nvrtc, "compile_cuda", not_again)
-    again = tirx.compile_program(kernels.scale, arch="sm_80")
-    assert again.modules == scale.modules
-    monkeypatch.setattr(tirx, "_OPTIONS", ("-std=c++20",))
-    with pytest.raises(AssertionError):
-        tirx.compile_program(kernels.scale, arch="sm_80")
+
+def test_what_the_cache_does_not_understand_is_compiled_anew():
+    def inside(n):
+        return kernels.make(n)
+
+    assert tirx_cache.key(kernels.make, (64,), "sm_80")
+    assert tirx_cache.key(kernels.make, (object(),), "sm_80") is None
+    assert tirx_cache.key(lambda: inside(64), (), "sm_80") is None  # a closure
 
 
 def test_the_generated_source_can_be_seen():

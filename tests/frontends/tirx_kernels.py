@@ -65,3 +65,19 @@ def calls_the_host(x: T.Buffer((64,), "int32")):
     T.cta_id([1])
     thread = T.thread_id([64])
     x[thread] = 1
+
+
+FACTOR = 2
+
+
+def make(n):
+    """x[i] = FACTOR * i."""
+
+    @T.prim_func
+    def kernel(x: T.Buffer((n,), "float32")):
+        T.device_entry()
+        T.cta_id([1])
+        thread = T.thread_id([n])
+        x[thread] = T.Cast("float32", thread * FACTOR)
+
+    return kernel

@@ -134,7 +134,7 @@ def compile(arch: str, shape: tuple[int, ...], dtype: str, config: KLoopTirxConf
     RUNG.require(m == bM, f"M={m}: this rung computes one tile, M is {bM} (tirx-v3-grid takes more)")
     RUNG.require(n == bN, f"N={n}: this rung computes one tile, N is {bN} (tirx-v3-grid takes more)")
     RUNG.require(k % bK == 0, f"K={k}: copies are unmasked, pad K to a multiple of {bK}")
-    return compile_program(gemm(m, n, k, ELEMENTS[dtype], config), arch=arch, name=RUNG.name)
+    return compile_program(gemm, m, n, k, ELEMENTS[dtype], config, arch=arch, name=RUNG.name)
 
 
 def check_config(config: KLoopTirxConfig) -> None:

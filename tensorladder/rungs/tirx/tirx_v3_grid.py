@@ -134,7 +134,7 @@ def compile(arch: str, shape: tuple[int, ...], dtype: str, config: GridTirxConfi
     RUNG.require(m % bM == 0, f"M={m}: copies are unmasked, pad M to a multiple of {bM}")
     RUNG.require(n % bN == 0, f"N={n}: copies are unmasked, pad N to a multiple of {bN}")
     RUNG.require(k % bK == 0, f"K={k}: copies are unmasked, pad K to a multiple of {bK}")
-    return compile_program(gemm(m, n, k, ELEMENTS[dtype], config), arch=arch, name=RUNG.name)
+    return compile_program(gemm, m, n, k, ELEMENTS[dtype], config, arch=arch, name=RUNG.name)
 
 
 def check_config(config: GridTirxConfig) -> None:

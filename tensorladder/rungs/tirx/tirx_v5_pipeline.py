@@ -168,7 +168,7 @@ def compile(arch: str, shape: tuple[int, ...], dtype: str, config: PipelineTirxC
     RUNG.require(m > 1, "M=1: the compiler takes a single row for a column and finds no TMA copy, pad M to 2")
     RUNG.require(n % 8 == 0, f"N={n}: TMA wants row pitches of 16 bytes, pad N to a multiple of 8")
     RUNG.require(k % 8 == 0, f"K={k}: TMA wants row pitches of 16 bytes, pad K to a multiple of 8")
-    return compile_program(gemm(m, n, k, ELEMENTS[dtype], config), arch=arch, name=RUNG.name)
+    return compile_program(gemm, m, n, k, ELEMENTS[dtype], config, arch=arch, name=RUNG.name)
 
 
 def check_config(config: PipelineTirxConfig, arch: str) -> None:
