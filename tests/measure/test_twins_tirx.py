@@ -24,7 +24,7 @@ def test_each_rung_has_its_twin():
 
 
 def test_machine_code_is_counted_without_padding():
-    text = "        /*0000*/             LDC R1, c[0x0][0x37c] ;\n.L_x_1:\n        /*0010*/       @!P1 BRA `(.L_x_1) ;\n"
+    text = "        /*0000*/         LDC R1, c[0x0][0x37c] ;\n.L_x_1:\n        /*0010*/    @!P1 BRA `(.L_x_1) ;\n"
     assert len(twins_tirx._SASS.findall(text + "        /*0020*/                   NOP;\n")) == 2
 
 
