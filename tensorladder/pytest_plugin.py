@@ -22,6 +22,7 @@ _KEY: pytest.StashKey[_Plugin] = pytest.StashKey()
 _GAPS = (
     (re.compile(r"Torch not compiled with CUDA enabled"), "a part of torch.cuda that is not stood in for"),
     (re.compile(r"Found no NVIDIA driver|libcuda\.so|CUDA_ERROR_NO_DEVICE"), "a call that goes to a driver directly"),
+    (re.compile(r"out of memory|can't allocate memory"), "more memory than there is here"),
     (re.compile(r"from the 'CUDA' backend"), "an operator that torch has for CUDA alone"),
     (re.compile(r"not implemented for '(Half|BFloat16|Float8\w*|Float4\w*)'"), "an operator torch lacks on the CPU"),
 )  # fmt: skip

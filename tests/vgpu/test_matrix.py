@@ -202,6 +202,24 @@ ld.shared.v4.b32 {{%v0, %v1, %v2, %v3}}, [%s];"""
     assert np.array_equal(rows, want.transpose(0, 2, 1) if trans else want)
 
 
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_stmatrix_of_bytes(count: int) -> None:
+    regs = "{" + ", ".join(f"%x{i}" for i in range(count)) + "}"
+    body = f"""ld.global.v4.b32 {{%x0, %x1, %x2, %x3}}, [%in];
+stmatrix.sync.aligned.m16n8.x{count}.trans.shared.b8 [%s], {regs}; bar.warp.sync 0xffffffff;
+ld.shared.v4.b32 {{%v0, %v1, %v2, %v3}}, [%s];"""
+    store = "".join(f"st.global.b32 [%out+{128 * i}], %v{i};\n" for i in range(4))
+    fragment = np.random.default_rng(count).integers(0, 2**32, (32, 4), dtype=np.uint32)
+    out = np.zeros((4, 32), np.uint32)
+    text = MATRIX.format(body=body, store=store).replace("8.4", "8.6").replace("sm_90a", "sm_100a")
+    launch(text, "k", 1, 32, [fragment, out])
+    rows = np.ascontiguousarray(out.T).view(np.uint8).reshape(4, 8, 16)[:count]
+    want = np.zeros((count, 16, 8), np.uint8)
+    for byte in range(4):
+        want[:, G + 8 * (byte // 2), 2 * T + byte % 2] = (fragment.T[:count] >> (8 * byte)).astype(np.uint8)
+    assert np.array_equal(rows, want.transpose(0, 2, 1))
+
+
 def test_movmatrix() -> None:
     body = "ld.global.b32 %x0, [%in];\nmovmatrix.sync.aligned.m8n8.trans.b16 %v0, %x0;"
     rng = np.random.default_rng(5)

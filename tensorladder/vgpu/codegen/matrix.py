@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from tensorladder.core.errors import Unsupported
 from tensorladder.vgpu.codegen.emit import Emitter
@@ -43,14 +44,24 @@ def ldmatrix(e: Emitter, i: Instr) -> None:
         e.set(item, e.reload("<32 x i32>", 1 + n), "b32")
 
 
-@instruction("stmatrix", kind="meet", results=0, forms="m8n8 x1 x2 x4, trans, b16", refused="m16n8 (b8)")
+_BYTES = {"m16n8": "m8n8", "b8": "b16"}
+"""The modifiers of a form for bytes, and those of the form for 16-bit elements that is otherwise like it."""
+
+
+@instruction("stmatrix", kind="meet", results=0, forms="m8n8 x1 x2 x4, trans, b16; m16n8 x1 x2 x4, trans, b8")
 def stmatrix(e: Emitter, i: Instr) -> None:
-    """Store fragments as 8x8 matrices to shared memory."""
-    count, trans = _matrix_form(i)
+    """Store fragments as matrices to shared memory: 8x8 of 16-bit elements, or 16x8 bytes transposed."""
+    wide = replace(i, mods=tuple(_BYTES.get(m, m) for m in i.mods))
+    count, trans = _matrix_form(wide)
     for n, item in enumerate(_items(i.operands[1])):
         e.spill(e.value(item, "b32"), "<32 x i32>", 1 + n)
     address = e.spill(e.address(i.operands[0]), "<32 x i64>", 0)
-    e.call("tl_stmatrix", address, count, trans, e.scratch_address(1), e.iid, fallible=True)
+    if wide.mods == i.mods:
+        e.call("tl_stmatrix", address, count, trans, e.scratch_address(1), e.iid, fallible=True)
+    elif {"m16n8", "b8", "trans"} <= set(i.mods):
+        e.call("tl_stmatrix8", address, count, e.scratch_address(1), e.iid, fallible=True)
+    else:
+        raise Unsupported(i.text)
     hook(e, "write", SPACE_SHARED, 16, (1 << 8 * count) - 1)
 
 

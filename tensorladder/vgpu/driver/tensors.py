@@ -243,7 +243,10 @@ def _settle(tensor: CudaTensor) -> None:
     storage = plain(tensor).untyped_storage()
     if not storage.nbytes() or storage.data_ptr() % _ALIGN == 0 or tensor.requires_grad:
         return
-    raw = np.empty(storage.nbytes() + _ALIGN + _GAP, np.uint8)
+    try:
+        raw = np.empty(storage.nbytes() + _ALIGN + _GAP, np.uint8)
+    except MemoryError as error:  # scripts know how to go on with this one
+        raise torch.OutOfMemoryError(f"CUDA out of memory: {error}") from None
     start = -raw.ctypes.data % _ALIGN
     home = torch.frombuffer(raw[start : start + storage.nbytes()], dtype=torch.uint8).untyped_storage()
     home.copy_(storage)
