@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-from tensorladder.core.errors import KernelError, UsageError
+from tensorladder.core.errors import CooperativeTooLarge, KernelError, UsageError
 
 Dim3 = Sequence[int]
 
@@ -303,14 +303,14 @@ def check_cooperative(
     sm_count: int | None = None,
     name: str = "kernel",
 ) -> None:
-    """KernelError where the CTAs of a cooperative launch are not all resident at once (the driver's error 720).
+    """CooperativeTooLarge where the CTAs of a cooperative launch are not all resident at once (the driver's error 720).
 
     smem: static and dynamic bytes a CTA. registers: a thread's. sm_count: SMs, where not the reference part's.
     """
     fits = occupancy(arch, prod(block), registers, smem)
     resident = fits.ctas * (sm_count or arch.sm_count)
     if prod(grid) > resident:
-        raise KernelError(
+        raise CooperativeTooLarge(
             f"{name}: cooperative launch of {prod(grid)} CTAs, and {arch.name} holds {resident} at once"
             f" ({fits.ctas} per SM, limited by {fits.limited_by})"
         )

@@ -40,3 +40,7 @@ class KernelError(TensorladderError):
     def __init__(self, message: str, finding: object | None = None):
         super().__init__(message)
         self.finding = finding
+
+
+class CooperativeTooLarge(KernelError):
+    """The CTAs of a cooperative launch are not all resident at once: the driver's error 720."""

@@ -336,6 +336,15 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _HEADLINE = re.compile(r"error(?:\[\w+\])?:\s*(.+)")
 
 
+def cooperative_too_large() -> Exception:
+    """What the DSL raises where the runtime refuses a cooperative launch of more CTAs than are resident at once."""
+    from cuda.bindings.runtime import cudaError_t
+    from cutlass.cutlass_dsl import DSLCudaRuntimeError
+
+    code = cudaError_t.cudaErrorCooperativeLaunchTooLarge
+    return DSLCudaRuntimeError(code, code.name)
+
+
 def one_line(error: BaseException) -> str:
     """The cause that a DSL error names, without colours, source frames and suggestions."""
     text = _COLOUR.sub("", str(getattr(error, "message", "") or error)).strip()

@@ -18,7 +18,7 @@ from typing import Any
 
 from ..core import dlpack
 from ..core.arch import find
-from ..core.errors import Unsupported
+from ..core.errors import CooperativeTooLarge, Unsupported
 from ..core.program import Module
 from ..vgpu.driver.session import TIMES_NOTE, Session
 from . import cutedsl_inner as inner
@@ -103,7 +103,10 @@ class _Executor:
 
     def run_compiled_program(self, addresses: list[Any]) -> int:
         plain = inner.plain_addresses(addresses)
-        self._session.run(lambda stream: self._entry(stream, plain))
+        try:
+            self._session.run(lambda stream: self._entry(stream, plain))
+        except CooperativeTooLarge as error:  # scripts try it out
+            raise inner.cooperative_too_large() from error
         return 0
 
     def generate_execution_args(self, *args: Any, **kwargs: Any) -> Any:

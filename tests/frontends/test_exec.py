@@ -396,3 +396,19 @@ def test_memory_that_a_launch_touched_can_be_freed():
     stream.synchronize()
     del block
     assert freed() is None
+
+
+def test_a_cooperative_launch_that_is_too_large_is_the_runtimes_error(tmp_path):
+    body = """
+        from cutlass.cutlass_dsl import DSLCudaRuntimeError
+        from cuda.bindings.runtime import cudaError_t
+        x = from_dlpack(torch.ones(32, 1, device="cuda"))
+        try:
+            kernels.cooperative(x, 100_000)
+        except DSLCudaRuntimeError as error:
+            assert error.error_code == cudaError_t.cudaErrorCooperativeLaunchTooLarge
+            sys.exit(0)
+        """
+    assert run(tmp_path, HEAD + textwrap.dedent(body) + "\nsys.exit(1)\n") == 0
+    with pytest.raises(KernelError, match="cooperative launch of 100000 CTAs"):
+        run(tmp_path, HEAD + '\nkernels.cooperative(from_dlpack(torch.ones(32, 1, device="cuda")), 100_000)\n')

@@ -19,7 +19,7 @@ import numpy as np
 
 from ...core import arch as archs
 from ...core import cubin
-from ...core.errors import UsageError
+from ...core.errors import CooperativeTooLarge, UsageError
 from ...core.program import Launch, Module
 from .session import Session
 
@@ -170,7 +170,10 @@ class Modules:
             raise DriverError("CUDA_ERROR_INVALID_VALUE")
         block = _packed(_kernels(found.module.ptx)[found.name].params, params, found.name)
         grid, threads = (sizes[0], sizes[1], sizes[2]), (sizes[3], sizes[4], sizes[5])
-        self._session.launch(Launch(found.module, found.name, grid, threads, block, smem, cluster, attributes))
+        try:
+            self._session.launch(Launch(found.module, found.name, grid, threads, block, smem, cluster, attributes))
+        except CooperativeTooLarge:
+            raise DriverError("CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE") from None
 
 
 @functools.lru_cache(maxsize=32)

@@ -7,6 +7,7 @@ events are those of the emulation, and the script's reader is told so.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 import types
 from collections.abc import Callable, Iterator
@@ -56,11 +57,14 @@ class VirtualStream:
 
 
 def _event(session: Session) -> type:
+    handles = itertools.count(1)
+
     class VirtualEvent:
         """A CUDA event on the clock of the emulation."""
 
         def __init__(self, *_: Any, **__: Any):
             self._at = 0.0
+            self.cuda_event = next(handles)
 
         def record(self, _: Any = None) -> None:
             self._at = time.perf_counter()
