@@ -34,6 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--vgpu", metavar="ARCH", help="run GPU tests on the virtual GPU of this architecture")
     group.addoption("--vgpu-async", metavar="POLICY", default="eager", help="when asynchronous effects happen: eager, "
                     "lazy, random:N or timed")  # fmt: skip
+    group.addoption("--vgpu-check", action="store_true", help="look for hazards; a test whose kernels have one fails")
     group.addoption("--vgpu-timeout", metavar="SECONDS", type=float, help="stop a launch after this long")
 
 
@@ -42,7 +43,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     """Attach the virtual GPU before anything of the library under test is imported."""
     options = early_config.known_args_namespace
     if options.vgpu:
-        early_config.stash[_KEY] = _Plugin(options.vgpu, options.vgpu_async, options.vgpu_timeout)
+        early_config.stash[_KEY] = _Plugin(options.vgpu, options.vgpu_async, options.vgpu_timeout, options.vgpu_check)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -62,27 +63,31 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 class _Plugin:
     """The virtual GPU of a test run, and the count of what came of its tests."""
 
-    def __init__(self, arch: str, policy: str, timeout: float | None):
+    def __init__(self, arch: str, policy: str, timeout: float | None, check: bool):
         from tensorladder.core.errors import TensorladderError
 
         self._stack = ExitStack()
         self.outcomes: Counter[str] = Counter()
         self.incomplete: Counter[str] = Counter()
         self.skipped: Counter[str] = Counter()
+        self.hazards: Counter[str] = Counter()
         self.launched = 0
+        self.checker: Any = None
         try:
-            self.session = self._attach(arch, policy, timeout)
+            self.session = self._attach(arch, policy, timeout, check)
         except TensorladderError as error:
             raise pytest.UsageError(f"--vgpu: {error}") from None
-        self.name = f"{self.session.arch.name}, {policy}"
+        self.name = f"{self.session.arch.name}, {policy}{', hazards checked' if check else ''}"
 
-    def _attach(self, arch: str, policy: str, timeout: float | None) -> Any:
+    def _attach(self, arch: str, policy: str, timeout: float | None, check: bool) -> Any:
         from tensorladder.core.arch import find
+        from tensorladder.measure.hazards import new_checker
         from tensorladder.measure.request import parse_policy
         from tensorladder.measure.scripts import hooks
         from tensorladder.vgpu.driver import attached
 
-        device = attached(find(arch).name, parse_policy(policy), timeout=timeout, hooks=hooks())
+        self.checker = new_checker() if check else None
+        device = attached(find(arch).name, parse_policy(policy), checker=self.checker, timeout=timeout, hooks=hooks())
         return self._stack.enter_context(device)
 
     def detach(self) -> None:
@@ -95,6 +100,8 @@ class _Plugin:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         self.session.failure = self.session.incomplete = None
         self.session.launches = 0
+        if self.checker is not None:
+            self.checker.findings.clear()
         return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -112,7 +119,24 @@ class _Plugin:
             self.session.incomplete = None  # the next phase of the test is not to blame
         elif report.failed and self.session.failure is not None:
             report.sections.append(("virtual GPU", str(self.session.failure)))
+        if self.checker is not None and report.when == "call":
+            self._judge(report)
         return report
+
+    def _judge(self, report: pytest.TestReport) -> None:
+        """What the checker found in a test's launches: an error fails a test that passed."""
+        from tensorladder.core.findings import Verdict
+
+        found = self.checker.report(report.nodeid)
+        if not found.findings:
+            return
+        text = "\n".join(str(finding) for finding in found.findings)
+        report.vgpu_hazards = [f"{f.severity}: {f.kind}" for f in found.findings]  # type: ignore[attr-defined]
+        if found.verdict is Verdict.ERROR and report.passed:
+            report.outcome = "failed"
+            report.longrepr = text
+        else:
+            report.sections.append(("hazards", text))
 
     def _reason(self, error: BaseException | None) -> str | None:
         """Why what a test did, or failed of, was not modelled; None where that is not so."""
@@ -142,6 +166,7 @@ class _Plugin:
             if word == "skipped" and isinstance(report.longrepr, tuple):
                 self.skipped[report.longrepr[2].removeprefix("Skipped: ")] += 1
         self.launched += bool(getattr(report, "vgpu_launches", 0))
+        self.hazards.update(set(getattr(report, "vgpu_hazards", ())))
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         write = terminalreporter.write_line
@@ -149,7 +174,11 @@ class _Plugin:
         words = ("passed", "failed", "incomplete", "expected to fail", "skipped")
         counts = ", ".join(f"{self.outcomes[word]} {word}" for word in words if self.outcomes[word])
         write(f"{sum(self.outcomes.values())} tests: {counts or 'none'}; {self.launched} launched kernels")
-        for title, reasons in (("incomplete", self.incomplete), ("skipped by the tests", self.skipped)):
+        for title, reasons in (
+            ("incomplete", self.incomplete),
+            ("tests with hazards", self.hazards),
+            ("skipped by the tests", self.skipped),
+        ):
             if reasons:
                 write(f"{title}:")
                 for reason, count in reasons.most_common():

@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 import traceback
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from tensorladder.cli.check import text_of
 from tensorladder.cli.options import Policy
 from tensorladder.core import arch as architectures
 from tensorladder.core.errors import MissingExtra, TensorladderError, UsageError
@@ -34,7 +35,9 @@ def exec_script(
     from tensorladder.measure.scripts import run_script
 
     try:
-        return run_script(script, arguments or [], arch=name, policy=policy, seed=seed, checked=check)
+        if check:
+            return _checked(script, arguments or [], arch=name, policy=policy, seed=seed)
+        return run_script(script, arguments or [], arch=name, policy=policy, seed=seed)
     except TensorladderError:
         raise
     except ModuleNotFoundError as error:
@@ -45,6 +48,20 @@ def exec_script(
     except Exception as error:
         _print_from_the_script(error, script)
         return 1
+
+
+def _checked(script: str, arguments: list[str], **options: Any) -> int:
+    """Run the script under the hazard checker and say on stderr what it found; the worse of both exit codes."""
+    from tensorladder.measure.hazards import new_checker
+    from tensorladder.measure.scripts import run_script
+
+    checker = new_checker()
+    try:
+        code = run_script(script, arguments, checker=checker, **options)
+    finally:  # also beside the error that stopped a launch
+        report = checker.report(script)
+        print(text_of(report), file=sys.stderr)
+    return code or report.verdict.exit_code
 
 
 def _print_from_the_script(error: Exception, script: str) -> None:

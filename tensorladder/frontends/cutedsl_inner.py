@@ -285,15 +285,19 @@ def host_object(raw: Any) -> bytes:
 
 @contextmanager
 def environment(cutlass: Any, settings: dict[str, Any]) -> Iterator[None]:
-    """The DSL's record of its environment variables with these settings: some have no compile option."""
-    record = cutlass.cutlass_dsl.CuTeDSL._get_dsl().envar
-    before = {key: getattr(record, key) for key in settings}
-    for key, value in settings.items():
-        setattr(record, key, value)
+    """The DSL's records of its environment variables with these settings: some have no compile option.
+
+    There are two: `cute.experimental` is a DSL of its own.
+    """
+    kinds = [getattr(cutlass.cutlass_dsl, name, None) for name in ("CuTeDSL", "CuteExperimentalDSL")]
+    records = [kind._get_dsl().envar for kind in kinds if kind is not None]
+    before = [(record, key, getattr(record, key)) for record in records for key in settings]
+    for record, key, _ in before:
+        setattr(record, key, settings[key])
     try:
         yield
     finally:
-        for key, value in before.items():
+        for record, key, value in before:
             setattr(record, key, value)
 
 

@@ -21,7 +21,8 @@ def policies_of(policy: str, seeds: int) -> list[str]:
     return [policy, *(f"random:{n}" for n in range(1, seeds))]
 
 
-def _checker() -> Checker:
+def new_checker() -> Checker:
+    """A hazard checker; MissingExtra without the virtual GPU's engine."""
     try:
         from tensorladder.vgpu import Checker
     except ModuleNotFoundError as error:
@@ -37,7 +38,7 @@ def check_rung(asked: Request, seeds: int = 1) -> Report:
     What stops a run and a result that is wrong are findings too. Raises UsageError where it cannot run at all.
     """
     program = build(asked)
-    checker = _checker()
+    checker = new_checker()
     for policy in policies_of(asked.policy, seeds):
         one = replace(asked, policy=policy)
         target = VirtualTarget(one, checker)

@@ -108,6 +108,52 @@ def test_outcomes_and_summary(run):
     )
 
 
+RACE = """
+import numpy as np
+from cuda.bindings import driver, nvrtc
+
+SOURCE = b'''extern "C" __global__ void turn(int *out) {
+    __shared__ int tile[64];
+    tile[threadIdx.x] = threadIdx.x;
+    BARRIER
+    out[threadIdx.x] = tile[63 - threadIdx.x];
+}'''
+
+def launch(barrier):
+    program = nvrtc.nvrtcCreateProgram(SOURCE.replace(b"BARRIER", barrier), b"turn.cu", 0, [], [])[1]
+    nvrtc.nvrtcCompileProgram(program, 1, [b"-arch=sm_90"])
+    ptx = b" " * nvrtc.nvrtcGetPTXSize(program)[1]
+    nvrtc.nvrtcGetPTX(program, ptx)
+    kernel = driver.cuModuleGetFunction(driver.cuModuleLoadData(ptx)[1], b"turn")[1]
+    out = driver.cuMemAlloc(256)[1]
+    driver.cuLaunchKernel(kernel, 1, 1, 1, 64, 1, 1, 0, 0, ((out,), (None,)), 0)
+
+def test_with_a_race():
+    launch(b"")
+
+def test_with_a_barrier():
+    launch(b"__syncthreads();")
+"""
+
+
+def test_a_hazard_fails_a_test(pytester, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]), prepend=":")
+    pytester.makepyfile(RACE)
+    options = ("-p", "tensorladder.pytest_plugin", "-p", "no:xdist", "-v", "--vgpu", "sm_90a", "--vgpu-check")
+    done = pytester.runpytest_subprocess(*options)
+    assert done.ret == 1
+    done.stdout.fnmatch_lines(
+        [
+            "*::test_with_a_race FAILED*",
+            "*::test_with_a_barrier PASSED*",
+            "error: race:*",
+            "2 tests: 1 passed, 1 failed; 2 launched kernels",
+            "tests with hazards:",
+            "      1 error: race",
+        ]
+    )
+
+
 def test_without_the_option_nothing_is_changed(run):
     done = run("-q", "--co")
     assert done.ret != 0  # no GPU here: the conftest's own call fails

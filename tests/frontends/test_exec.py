@@ -149,6 +149,11 @@ def test_half_products_accumulate_in_float32(tmp_path):
         b = torch.full((4096, 8), 1.0 / 256, device="cuda", dtype=torch.bfloat16)
         for c in (a @ b, torch.matmul(a, b), torch.einsum("mk,kn->mn", a, b)):
             assert c.dtype == torch.bfloat16 and c.is_cuda and (c == 16).all()
+        out = torch.empty(8, 8, device="cuda", dtype=torch.bfloat16)
+        assert torch.mm(a, b, out=out) is out and (out == 16).all()
+        wide = torch.bmm(a[None], b[None], out_dtype=torch.float32)
+        assert wide.dtype == torch.float32 and (wide == 16).all()
+        assert torch.mm(a.float(), b.float(), out_dtype=torch.float32).dtype == torch.float32
         """
     assert run(tmp_path, body) == 0
 
@@ -389,7 +394,7 @@ def test_memory_that_a_launch_touched_can_be_freed():
     class Block:
         array = np.zeros(64, np.uint8)
 
-    new_stream = _device_streams("sm_90a", "eager", 0, False)
+    new_stream = _device_streams("sm_90a", "eager", 0)
     block = Block()
     freed = weakref.ref(block)
     stream = new_stream([HostRange("block", block.array.ctypes.data, 64, owner=block)])

@@ -30,20 +30,21 @@ def run_script(
     arch: str = "sm_90a",
     policy: str = "eager",
     seed: int = 0,
-    checked: bool = False,
+    checker: Any = None,
     hooks: Sequence[Hook] = (),
     stream_factory: StreamFactory | None = None,
 ) -> int:
     """Run `path` with `argv`, and return its exit code (0, or what it gave to sys.exit).
 
     arch: what the script's GPU is. hooks: the front ends whose launches are to run here (they are passed in, because
-    front ends know the virtual GPU and not the other way round). stream_factory replaces the virtual GPU, for tests.
+    front ends know the virtual GPU and not the other way round). checker: a vgpu.Checker that is to look for hazards in
+    what is launched. stream_factory replaces the virtual GPU, for tests.
     Raises what a launch raised (KernelError, Unsupported); an exception of the script itself comes out as it is.
     """
     script = Path(path)
     if not script.is_file():
         raise UsageError(f"no such script: {str(path)!r}")
-    device = attached(arch, policy, seed, checked, hooks=hooks, stream_factory=stream_factory)
+    device = attached(arch, policy, seed, checker, hooks=hooks, stream_factory=stream_factory)
     with device as session, _as_main(script, argv):
         code = _run(script, session)
     if code == 0 and session.incomplete is not None:  # the script caught it and went on
@@ -56,7 +57,7 @@ def attached(
     arch: str = "sm_90a",
     policy: str = "eager",
     seed: int = 0,
-    checked: bool = False,
+    checker: Any = None,
     *,
     timeout: float | None = None,
     hooks: Sequence[Hook] = (),
@@ -66,7 +67,7 @@ def attached(
 
     timeout: seconds that a launch may take.
     """
-    session = Session(find(arch), stream_factory or _device_streams(arch, policy, seed, checked, timeout))
+    session = Session(find(arch), stream_factory or _device_streams(arch, policy, seed, checker, timeout))
     with contextlib.ExitStack() as stack:
         if importlib.util.find_spec("torch"):
             from .torch_facade import torch_facade
@@ -107,11 +108,11 @@ def _as_main(script: Path, argv: Sequence[str]) -> Iterator[None]:
 
 
 def _device_streams(
-    arch: str, policy: str, seed: int, checked: bool, timeout: float | None = None
+    arch: str, policy: str, seed: int, checker: Any = None, timeout: float | None = None
 ) -> StreamFactory:
     from ... import vgpu
 
-    device = vgpu.Device(arch=arch, policy=policy, seed=seed, checked=checked, timeout=timeout)
+    device = vgpu.Device(arch=arch, policy=policy, seed=seed, checker=checker, timeout=timeout)
     return lambda ranges: _ScriptStream(device, ranges)
 
 

@@ -86,10 +86,12 @@ class CudaTensor(torch.Tensor):
             if scaled.takes(bound["a"], bound["scale_a"]):
                 return _block_scaled(*args, **kwargs)
         if func in _IN_FLOAT32:
-            wide, dtype = _widened((args, kwargs))
-            if dtype is not None:
-                (args, kwargs) = wide
-                return super().__torch_function__(func, types, args, kwargs).to(dtype)
+            inputs = {name: value for name, value in kwargs.items() if name not in ("out", "out_dtype")}
+            (args, inputs), dtype = _widened((args, inputs))
+            if dtype is not None or "out_dtype" in kwargs:  # torch has the latter on GPUs alone
+                result = super().__torch_function__(func, types, args, inputs)
+                result = result.to(kwargs.get("out_dtype") or dtype or result.dtype)
+                return result if kwargs.get("out") is None else kwargs["out"].copy_(result)
         return super().__torch_function__(func, types, args, kwargs)
 
 
