@@ -29,7 +29,10 @@ DTYPES: dict[str, tuple[int, int]] = {
     "bfloat16": (_BFLOAT, 16), "bool": (_BOOL, 8), "complex64": (_COMPLEX, 64), "complex128": (_COMPLEX, 128),
     "float8_e3m4": (7, 8), "float8_e4m3": (8, 8), "float8_e4m3b11fnuz": (9, 8), "float8_e4m3fn": (10, 8),
     "float8_e4m3fnuz": (11, 8), "float8_e5m2": (12, 8), "float8_e5m2fnuz": (13, 8), "float8_e8m0fnu": (14, 8),
+    "float4_e2m1fn_x2": (17, 4),
 }  # fmt: skip
+LANES = {"float4_e2m1fn_x2": 2}
+"""Values an element, where these are more than one."""
 _NAMES = {code_bits: name for name, code_bits in DTYPES.items()}
 
 
@@ -118,7 +121,7 @@ class View:
     @property
     def itemsize(self) -> int:
         """Bytes an element."""
-        return DTYPES[self.dtype][1] // 8
+        return DTYPES[self.dtype][1] * LANES.get(self.dtype, 1) // 8
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self.device
@@ -133,7 +136,7 @@ class View:
         managed.tensor.data = self.data
         managed.tensor.device = _Device(*self.device)
         managed.tensor.ndim = ndim
-        managed.tensor.dtype = _DataType(code, bits, 1)
+        managed.tensor.dtype = _DataType(code, bits, LANES.get(self.dtype, 1))
         managed.tensor.shape = extents
         managed.tensor.strides = steps
         managed.deleter = ctypes.cast(_delete, ctypes.c_void_p)
@@ -162,7 +165,7 @@ def Producer(array: np.ndarray, device: tuple[int, int] = (CPU, 0)) -> View:
 def view(obj: Any) -> View:
     """View of any array: numpy, or a DLPack producer (torch, cute, tvm_ffi). Memory is shared, nothing is copied.
 
-    UsageError where `obj` is no such thing, or its dtype is packed or unknown.
+    UsageError where `obj` is no such thing, or its dtype is unknown.
     """
     if isinstance(obj, View):
         return obj
@@ -187,7 +190,7 @@ def _of_capsule(capsule: Any, owner: Any) -> View:
     else:
         raise UsageError("__dlpack__ did not return a DLPack capsule that is still unused")
     key = (tensor.dtype.code, tensor.dtype.bits)
-    if key not in _NAMES or tensor.dtype.lanes != 1:
+    if key not in _NAMES or tensor.dtype.lanes != LANES.get(_NAMES[key], 1):
         code, lanes = tensor.dtype.code, tensor.dtype.lanes
         raise UsageError(f"DLPack dtype code {code}, {key[1]} bits, {lanes} lanes is not supported")
     shape = tuple(tensor.shape[i] for i in range(tensor.ndim))

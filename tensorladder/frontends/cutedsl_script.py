@@ -131,8 +131,11 @@ def _ffi_function(session: Session, compiled: Any) -> Any:
 
 
 def _claimed(arg: Any) -> Any:
+    """An argument as it would come from a GPU's arrays: tensors, also in tuples, lie on the device."""
     import tvm_ffi
 
+    if isinstance(arg, tuple | list | tvm_ffi.Array):
+        return tuple(_claimed(item) for item in arg)
     if not isinstance(arg, tvm_ffi.Tensor):
         return ctypes.c_void_p(0) if type(arg).__name__ in ("CUstream", "VirtualStream") else arg
     return tvm_ffi.from_dlpack(inner.on_cuda(dlpack.view(arg)))

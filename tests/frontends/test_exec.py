@@ -371,6 +371,19 @@ def test_code_that_torch_calls_back_into_sees_the_device(tmp_path, capsys):
     assert "torch.compile is left out" in capsys.readouterr().err
 
 
+def test_tensors_of_shapes_alone_may_claim_the_device(tmp_path):
+    body = """
+        import torch
+        from torch._subclasses.fake_tensor import FakeTensorMode
+        with FakeTensorMode():
+            x = torch.empty(4, 3, device="cuda")
+            y = x @ torch.empty(3, 2, device="cuda")
+            assert y.shape == (4, 2) and y.device.type == "cuda" and y.sum().shape == ()
+        assert torch.ones(3, device="cuda").sum() == 3
+        """
+    assert run(tmp_path, body) == 0
+
+
 def test_16_bit_normalisations_run_in_float32(tmp_path):
     body = """
         import torch

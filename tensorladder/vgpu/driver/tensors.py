@@ -145,6 +145,8 @@ class OnHost(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
+        if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
+            return func(*args, **kwargs)  # shapes alone: such tensors may claim any device
         if self._session.capturing and CudaTensor in types and func.__name__ not in _NO_LAUNCH:
             return self._recorded(func, args, kwargs)
         return self._answered(func, args, kwargs)
