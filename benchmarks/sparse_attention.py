@@ -221,7 +221,8 @@ def judge_odd(torch: Any, opened: pack.Pack) -> Iterator[bench.Record]:
 def measure(folder: Path, options: Options, only: list[int], compiles: bool) -> Iterator[bench.Record]:
     """A record a shape, rung and baseline. only: numbers of rows, none for all.
 
-    compiles: in the end all shapes once more, beside torch.compile, which takes long to compile.
+    All shapes beside torch, then beside the peers, in the end, if `compiles`, beside torch.compile, which takes long to
+    compile: what goes wrong with one costs none of the figures before it.
     """
     torch = cuda_torch()
     opened = pack.Pack.open(folder)
@@ -229,7 +230,9 @@ def measure(folder: Path, options: Options, only: list[int], compiles: bool) -> 
     yield from judge_odd(torch, opened)
     built = {name: path for name in peers.SOURCES if (path := library(folder, name)).exists()}
     shapes = [shape for shape in SHAPES if not only or shape[0] in only]
-    yield from _beside(torch, opened, shapes, {"torch": by_torch(torch)}, built, options)
+    yield from _beside(torch, opened, shapes, {"torch": by_torch(torch)}, {}, options)
+    if built:
+        yield from _beside(torch, opened, shapes, {}, built, options)
     if compiles:
         compiled = torch.compile(by_torch(torch), dynamic=True)
         yield from _beside(torch, opened, shapes, {"torch.compile": compiled}, {}, options)

@@ -60,10 +60,9 @@ FLASHINFER = """
 using namespace flashinfer;
 
 extern "C" int plan(void* floats, size_t float_bytes, void* ints, void* pinned, size_t int_bytes, int* q_ends,
-                    int* kv_ends, int* kv_len, int rows, int heads, void* stream, int64_t* out) {
+                    int* kv_ends, int* kv_len, int rows, int heads, void* stream, int64_t* out, size_t* staged) {
     MLAPlanInfo info;
-    size_t staged = 0;
-    cudaError_t status = MLAPlan(floats, float_bytes, ints, pinned, int_bytes, info, staged, q_ends, kv_ends, kv_len,
+    cudaError_t status = MLAPlan(floats, float_bytes, ints, pinned, int_bytes, info, *staged, q_ends, kv_ends, kv_len,
                                  rows, heads, 512, false, (cudaStream_t)stream);
     std::vector<int64_t> numbers = info.ToVector();
     for (size_t i = 0; i < numbers.size(); i++) out[i] = numbers[i];
@@ -181,15 +180,17 @@ class FlashInfer:
         self.torch, self.library, self.stream = torch, load(path), ctypes.c_void_p(stream)
         self.floats, self.ints = (torch.empty(size, dtype=torch.uint8, device="cuda") for size in WORKSPACE)
         pinned = torch.empty(WORKSPACE[1], dtype=torch.uint8, pin_memory=True)
-        self.numbers = (ctypes.c_int64 * PLAN)()
+        self.numbers, staged = (ctypes.c_int64 * PLAN)(), ctypes.c_size_t()
         ends = [torch.arange(rows + 1, dtype=torch.int32) * step for step in (1, topk)]
         lengths = torch.full((rows,), topk, dtype=torch.int32)
         tables = [ctypes.c_void_p(x.data_ptr()) for x in (*ends, lengths)]
         status = self.library.plan(
             self._at(self.floats), ctypes.c_size_t(WORKSPACE[0]), self._at(self.ints), self._at(pinned),
-            ctypes.c_size_t(WORKSPACE[1]), *tables, rows, HEADS, self.stream, self.numbers,
+            ctypes.c_size_t(WORKSPACE[1]), *tables, rows, HEADS, self.stream, self.numbers, ctypes.byref(staged),
         )  # fmt: skip
         check(status, "flashinfer's plan")
+        # The plan is written to the pinned memory alone; to take it to the GPU is the caller's part.
+        self.ints[: staged.value].copy_(pinned[: staged.value])
         torch.cuda.synchronize()
 
     def bind(self, t: dict[str, Any]) -> Any:
