@@ -16,6 +16,7 @@ import pytest
 OWNERS = {
     "cutlass": "NVIDIA",
     "cuda-samples": "NVIDIA",
+    "DeepGEMM": "deepseek-ai",
     "learn-cutedsl": "luongthecong123",
     "quack": "Dao-AILab",
     "triton": "triton-lang",
