@@ -9,6 +9,7 @@ import pytest
 from tensorladder.core.errors import UsageError
 from tensorladder.core.program import Module, Program
 from tensorladder.measure import inspect
+from tensorladder.rungs.rung import catalog
 from tensorladder.silicon.disassemble import find_nvdisasm
 
 pytest.importorskip("cutlass")
@@ -53,6 +54,19 @@ def test_cubin_is_the_machine_code_for_the_architecture_asked_for(ask, tmp_path,
 def test_what_cannot_be_shown_is_refused_in_a_line(ask, words, complaint):
     said = ask("show", *words)
     assert said.code == 2 and complaint in said.err and said.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("info", {info.series: info for info in reversed(catalog())}.values(), ids=lambda i: i.series)
+def test_every_series_shows_what_its_compiler_made(ask, tmp_path, info):
+    ptx = ask("show", info.name, "--ptx")
+    if "is not installed" in ptx.err:
+        pytest.skip(ptx.err.strip())
+    assert ptx.code == 0 and ".entry" in ptx.out
+    file = tmp_path / "k.cubin"
+    assert ask("show", info.name, "--cubin", str(file)).code == 0 and file.read_bytes()[:4] == b"\x7fELF"
+    mlir = ask("show", info.name, "--mlir")
+    refused = mlir.code == 2 and "makes no MLIR: use --ptx" in mlir.err and mlir.err.count("\n") == 1
+    assert refused or (mlir.code == 0 and "func" in mlir.out)
 
 
 def test_several_modules_are_files_of_their_own(tmp_path):
