@@ -326,7 +326,9 @@ def on_fence(x, n, what, lanes, iid):
             copy(x, fenced_tensor(x, n), known(x, n))
         return
     if kind == FENCE_WGMMA:
-        st64(z + X.Z_WGMMA_FENCE, 1)
+        st64(z + X.Z_WGMMA_FENCE, 1 if what >> 4 == 0 else 0)
+        if what >> 4 != 0:
+            st64(z + X.Z_CHANGED, iid + 1)
         return
     if kind == _ASYNC_PROXY and what >> 12 != _GLOBAL_ONLY:
         proxy_fence(x, n, lanes)

@@ -309,7 +309,24 @@ def on_load(x, op, n, lane, iid):
 
 
 @helper
-def on_store(x, op, n, lane, iid):
+def said_before(x, w, op, n, iid):
+    """Whether a lane of the warp has just issued the very same store: compilers leave out the election."""
+    z = record_of(x, n)
+    sign = ld64(w + L.W_CLOCK) * 1000003 + iid
+    sign = (sign * 1000003 + ld64(op + L.A_SRC)) * 1000003 + ld64(op + L.A_SIZE)
+    if ld64(op + L.A_KIND) == L.OP_TMA_STORE or ld64(op + L.A_KIND) == L.OP_TMA_REDUCE:
+        sign = sign * 1000003 + ld64(op + L.A_MAP)
+        for i in range(ld64(op + L.A_SIZE)):
+            sign = sign * 1000003 + ld64(op + L.A_COORD + 8 * i)
+    else:
+        sign = sign * 1000003 + ld64(op + L.A_DST)
+    again = ld64(z + X.Z_STORE) == sign
+    st64(z + X.Z_STORE, sign)
+    return again
+
+
+@helper
+def on_store(x, w, op, n, lane, iid):
     """A tensor or bulk copy, or reduction, from shared to global memory."""
     v = known(x, n)
     p = visible(x, n)
@@ -318,6 +335,8 @@ def on_store(x, op, n, lane, iid):
     k = bulk_of(x, n, lane)
     seq = ld32(record_of(x, n) + X.Z_BULK_SEQ + 4 * lane)
     reads = epoch_of(k, seq, lane, X.EPOCH_ASYNC)
+    if said_before(x, w, op, n, iid):
+        return
     reduces = kind == L.OP_TMA_REDUCE or kind == L.OP_BULK_REDUCE
     writes = epoch_of(k + 1, seq, lane, X.EPOCH_ASYNC | (X.EPOCH_STRONG if reduces else 0))
     src = shared_place(x, window_host(x, n, ld64(op + L.A_SRC)))

@@ -98,7 +98,7 @@ class Watch:
         for row, r in zip(rows, ranges, strict=False):
             cells = X.CELL * ((r.end - (r.start & ~15)) // 16 + 2)
             row[:] = r.start, r.end, self._take(cells) if r.writable else 0
-        self._keep.append(rows)
+        self._rows = rows
         self.words[X.X_RANGES], self.words[X.X_NRANGES] = rows.ctypes.data, len(ranges)
 
     def records(self) -> np.ndarray:
@@ -106,6 +106,10 @@ class Watch:
         count = self.words[X.X_NFINDINGS]
         width = X.F_BYTES // 8
         return self._view(self.words[X.X_FINDINGS], X.FINDINGS * width).reshape(-1, width)[:count].copy()
+
+    def global_rows(self) -> np.ndarray:
+        """(start, end, cells) of the allocations; cells 0: read-only."""
+        return self._rows[: self.words[X.X_NRANGES]]
 
     def component(self, k: int) -> tuple[int, int, int, int]:
         """(kind, slot, warp, lane) of a component."""
@@ -159,10 +163,15 @@ class Checker:
 
     def collect(self, runs: Sequence[Run]) -> None:
         """Turn what was found in some launches into findings."""
-        from tensorladder.vgpu.check.words import findings_of
+        from tensorladder.vgpu.check.across import conflicts
+        from tensorladder.vgpu.check.words import finding_across, findings_of
 
         done = [w for w in self._watches if w.run in runs]
         self._watches = [w for w in self._watches if w.run not in runs]
+        for run in runs:
+            units = [w for w in done if w.run is run]
+            if len(units) > 1:
+                self.findings += [finding_across(c) for c in conflicts(units)]
         for watch in done:
             self.findings += findings_of(watch)
             watch.release()

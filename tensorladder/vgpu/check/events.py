@@ -30,7 +30,7 @@ from tensorladder.vgpu.check.copies import (
     on_store,
     on_wait_groups,
 )
-from tensorladder.vgpu.check.matrix import on_wgmma, on_wgmma_commit, on_wgmma_wait
+from tensorladder.vgpu.check.matrix import on_registers, on_settle, on_wgmma, on_wgmma_commit, on_wgmma_wait
 from tensorladder.vgpu.check.shadow import at_place, found, reset_arena
 from tensorladder.vgpu.check.tensor import (
     on_alloc,
@@ -109,6 +109,8 @@ def on_start(x, c):
         for field in range(X.Z_DIRTY, X.Z_WGMMA_SEQ, 8):
             st64(z + field, 0)
         st64(z + X.Z_INIT_FENCE, 0)
+        st64(z + X.Z_CHANGED, 0)
+        fill_bytes(z + X.Z_REGISTERS, 0, 8 * X.REGISTERS)
     for k in range(ld64(x + X.X_SLOTS) * warps, ld64(x + X.X_USED)):
         start_component(x, k, slot)
     first = slot * warps
@@ -203,7 +205,7 @@ def on_end(x, c):
 
 # ---------------------------------------------------------------- dispatch
 @helper
-def on_issue(x, op, n, lanes, iid):
+def on_issue(x, w, op, n, lanes, iid):
     """CHECK_ISSUE: an operation, by its kind."""
     kind = ld64(op + L.A_KIND)
     lane = trailing_zeros(lanes)
@@ -219,7 +221,7 @@ def on_issue(x, op, n, lanes, iid):
     elif kind == L.OP_CLC:
         on_cancel(x, op, n, lane, iid)
     elif kind == L.OP_TMA_STORE or kind == L.OP_TMA_REDUCE or kind == L.OP_BULK_S2G or kind == L.OP_BULK_REDUCE:
-        on_store(x, op, n, lane, iid)
+        on_store(x, w, op, n, lane, iid)
         st32(record_of(x, n) + X.Z_BULK_LAST + 4 * lane, iid)
     elif kind == L.OP_TC_MMA:
         on_product(x, op, n, lane, iid)
@@ -278,7 +280,7 @@ def tl_check(subject, what, a, b, c, lanes, iid):
     if what == H.CHECK_ACCESS:
         on_access(x, n, a, b, c, lanes, iid)
     elif what == H.CHECK_ISSUE:
-        on_issue(x, a, n, lanes, iid)
+        on_issue(x, w, a, n, lanes, iid)
     elif what == H.CHECK_WGMMA:
         on_wgmma(x, a, b, n, lanes, iid)
     elif what == H.CHECK_WGMMA_COMMIT:
@@ -295,6 +297,10 @@ def tl_check(subject, what, a, b, c, lanes, iid):
         on_commit(x, w, n, a, lanes)
     elif what == H.CHECK_WAIT_GROUPS:
         on_wait_groups(x, w, n, a, b, c, lanes)
+    elif what == H.CHECK_REGISTERS:
+        on_registers(x, n, a, b, c, lanes, iid)
+    elif what == H.CHECK_WGMMA_SETTLE:
+        on_settle(x, n, a, b)
     elif what == H.CHECK_TMEM_LD:
         on_tensor_load(x, w, n, a, b, c, iid)
     elif what == H.CHECK_TMEM_ST:

@@ -97,9 +97,11 @@ Z_ST = 24  # component of its tcgen05.st
 Z_ST_SEQ = 32
 Z_DIRTY = 40  # lanes that wrote shared memory since their last proxy fence
 Z_LD_OPEN = 48  # instruction + 1 of a tcgen05.ld that was not waited for
-Z_WGMMA_FENCE = 64  # a wgmma.fence was executed since the last access
+Z_WGMMA_FENCE = 64  # a wgmma.fence was executed since registers of wgmma were changed last
 Z_WGMMA_SEQ = 72  # number of the last wgmma that it issued, plus 1
 Z_WGMMA_BASE = 96  # wgmma of the CTAs that ran there before (first warp of the group)
+Z_CHANGED = 112  # instruction + 1 that changed registers of wgmma last
+Z_STORE = 104  # what its last bulk store was
 Z_INIT_FENCE = 80  # clock of its last fence that makes mbarrier.init visible to the async proxy or the cluster
 Z_WAITED = 88  # instruction of its last wait on an mbarrier
 Z_CP_RING = 128  # i32 x 64: Z_CP_SEQ when a group was committed
@@ -111,7 +113,10 @@ Z_TC_SEQ = 1024  # i32 x 32
 Z_BULK_RING = 1152  # i32 x 32 x 32
 Z_BULK_LAST = 1152 + 4096  # i32 x 32: instruction of a lane's last bulk store
 Z_TC_LAST = Z_BULK_LAST + 128  # i32 x 32: instruction of a lane's last tcgen05.mma
-Z_BYTES = Z_TC_LAST + 128
+# (operation, instruction) i32 x 2 by register: its place in the frame, a hash
+Z_REGISTERS = Z_TC_LAST + 128
+REGISTERS = 1024
+Z_BYTES = Z_REGISTERS + 8 * REGISTERS
 
 RING = 64
 BULK_RING = 32
@@ -171,8 +176,9 @@ F_BYTES = 128
 #: what can be found (words.py says it in words)
 (RACE_WW, RACE_WR, RACE_RW, PROXY, PROXY_WRITE, UNINITIALISED, BARRIER_NOT_VISIBLE, BARRIER_NOT_FENCED, BARRIER_TWICE,
  PHASE_ALIAS, TX_LEFT, STORE_AT_EXIT, REMOTE_AFTER_EXIT, WAIT_LD, AFTER_SYNC, BEFORE_SYNC, COMMIT_OTHER_LANE,
- REGISTERS_IN_FLIGHT, WGMMA_NO_FENCE, TMEM_FREED, TWICE_FREED, MAP_IN_FLIGHT, SHADOW_FULL, BARRIER_REINIT,
- ARRIVALS_LEFT, NOT_COMMITTED, SCOPE_CTA) = range(1, 28)  # fmt: skip
+ REGISTERS_IN_FLIGHT, REGISTERS_WRITTEN,
+ WGMMA_NO_FENCE, TMEM_FREED, TWICE_FREED, MAP_IN_FLIGHT, SHADOW_FULL, BARRIER_REINIT,
+ ARRIVALS_LEFT, NOT_COMMITTED, SCOPE_CTA) = range(1, 29)  # fmt: skip
 
 # ---------------------------------------------------------------- addresses that synchronise
 SYNC_SLOTS = 4096  # hash slots: (address, index of its two clocks), i64

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tensorladder.vgpu.check import layout as X
 from tensorladder.vgpu.check.clocks import (
+    clock_of,
     component,
     copy,
     epoch_of,
@@ -14,7 +15,7 @@ from tensorladder.vgpu.check.clocks import (
     site_of,
     visible,
 )
-from tensorladder.vgpu.check.shadow import at_place, part, read_cell
+from tensorladder.vgpu.check.shadow import at_place, found, part, read_cell
 from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.machine import operands as T
 from tensorladder.vgpu.machine import wgmma as G
@@ -105,6 +106,51 @@ def meeting_clocks(x, n, seq):
 
 
 @helper
+def register_at(z, offset):
+    """Where the last operation that uses a register is kept; registers take 64 bytes of the frame or more."""
+    return z + X.Z_REGISTERS + 8 * ((offset >> 6) & (X.REGISTERS - 1))
+
+
+@helper
+def keep_registers(z, op, seq, iid):
+    """An operation uses registers until it is waited for: accumulators, and A where it is in registers."""
+    table = ld64(op + G.G_TABLE)
+    form = ld64(op + G.G_FORM)
+    for r in range(G.accumulator_registers(form) + (4 if (form >> FORM_REGISTERS) & 1 else 0)):
+        at = register_at(z, ld32(table + 4 * r))
+        st32(at, seq)
+        st32(at + 4, iid)
+
+
+@helper
+def on_registers(x, n, table, count, write, lanes, iid):
+    """CHECK_REGISTERS: an access of registers; those of an operation that was not waited for are not to be touched."""
+    z = record_of(x, n)
+    k = ld64(record_of(x, warpgroup(x, n)) + X.Z_WGMMA)
+    if k == 0:
+        return
+    done = clock_of(known(x, n), k)
+    for i in range(count):
+        at = register_at(z, ld32(table + 4 * i))
+        if ld32(at) > done:
+            at_place(x, n, lanes, X.SPACE_REGISTERS, 0, 0, 0)
+            code = X.REGISTERS_WRITTEN if write != 0 else X.REGISTERS_IN_FLIGHT
+            found(x, code, site_of(n, iid), 0, site_of(n, ld32(at + 4)), 0, 0, 0)
+            return
+
+
+@helper
+def on_settle(x, n, table, count):
+    """CHECK_WGMMA_SETTLE: the assembler makes operations complete before these registers are written or moved."""
+    z = record_of(x, n)
+    k = ld64(record_of(x, warpgroup(x, n)) + X.Z_WGMMA)
+    if k == 0:
+        return
+    for i in range(count):
+        raise_to(known(x, n), k, ld32(register_at(z, ld32(table + 4 * i))))
+
+
+@helper
 def on_wgmma(x, op, seq, n, lanes, iid):
     """CHECK_WGMMA: one of the four warps has issued its part; with the fourth, the operands are read."""
     k = products_of(x, n)
@@ -112,6 +158,11 @@ def on_wgmma(x, op, seq, n, lanes, iid):
     # clocks of an SM's earlier CTAs go on: operations are counted by the component
     base = ld64(record_of(x, warpgroup(x, n)) + X.Z_WGMMA_BASE)
     st64(z + X.Z_WGMMA_SEQ, base + seq + 1)
+    keep_registers(z, op, base + seq + 1, iid)
+    if ld64(z + X.Z_WGMMA_FENCE) == 0:
+        at_place(x, n, lanes, X.SPACE_REGISTERS, 0, 0, 0)
+        changed = ld64(z + X.Z_CHANGED)
+        found(x, X.WGMMA_NO_FENCE, site_of(n, iid), 0, site_of(n, changed - 1) if changed != 0 else 0, 0, 0, 0)
     clocks = meeting_clocks(x, n, seq)
     size = ld64(x + X.X_CLOCK_BYTES)
     issued = ld64(op + G.G_ISSUED)

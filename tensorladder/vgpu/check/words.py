@@ -11,6 +11,7 @@ from tensorladder.core.findings import Finding, Verdict, Where
 from tensorladder.vgpu.check import layout as X
 
 if TYPE_CHECKING:
+    from tensorladder.vgpu.check.across import Conflict
     from tensorladder.vgpu.check.engine import Watch
 
 _SPACES = {X.SPACE_GLOBAL: "global", X.SPACE_SHARED: "shared", X.SPACE_TMEM: "tensor memory"}
@@ -163,21 +164,44 @@ def _finding(reader: Reader, row: list[int]) -> Finding:
     return Finding(kind, text, here, other, fix, verdict)
 
 
+def finding_across(conflict: Conflict) -> Finding:
+    """Two accesses in global memory of CTAs that different workers ran."""
+    sides: list[Access] = []
+    for watch, epoch, site in (conflict.now, conflict.other):
+        reader = Reader(watch)
+        place = (conflict.lo, conflict.hi) if not sides else None
+        where = reader.where(site, reader.earlier_cta(epoch, 0), None, "global", place)
+        sides.append(reader.access(epoch, where))
+    now, earlier = sides
+    return _unordered(conflict.code, "global memory", now, earlier, *_CTAS)
+
+
+#: what is missing between CTAs
+_CTAS = (
+    "nothing orders the two CTAs: no release and acquire through global memory comes before",
+    "give each CTA its own bytes, use atomics, or order them with fence.acq_rel.gpu and an atomic flag",
+)
+
+
 def _race(reader: Reader, code: int, field: dict[str, int], here: Where, other: Where) -> Finding:
     """Two accesses with no order between them."""
     earlier = reader.access(field["other_epoch"], other)
     now = reader.access(field["epoch"], here)
-    did = "reads" if code == X.RACE_RW else "writes"
-    does = "reads" if code == X.RACE_WR else "writes"
-    if earlier.kind == X.K_IS_MBARRIER:
+    if field["space"] == X.SPACE_GLOBAL and here.cta != other.cta:
+        edge, fix = _CTAS
+    elif earlier.kind == X.K_IS_MBARRIER:
         edge = f"it is complete with {reader.phase(earlier)}, which nothing waited for before"
         fix = "wait for that phase of the mbarrier (mbarrier.try_wait.parity) before the data is used"
     else:
         edge, fix = _EDGES[earlier.kind]
     what = {X.SPACE_GLOBAL: "global memory", X.SPACE_SHARED: "shared memory"}.get(field["space"], "tensor memory")
-    if field["space"] == X.SPACE_GLOBAL and here.cta != other.cta:
-        edge = "nothing orders the two CTAs: no release and acquire through global memory comes before"
-        fix = "give each CTA its own bytes, use atomics, or order them with fence.acq_rel.gpu and an atomic flag"
+    return _unordered(code, what, now, earlier, edge, fix)
+
+
+def _unordered(code: int, what: str, now: Access, earlier: Access, edge: str, fix: str) -> Finding:
+    here, other = now.where, earlier.where
+    did = "reads" if code == X.RACE_RW else "writes"
+    does = "reads" if code == X.RACE_WR else "writes"
     message = (
         f"{here.what} {does} {what} that {other.what or 'an access'} of {_who(other, here)} {did}: {edge} this access"
     )
@@ -288,6 +312,21 @@ _TEXTS: dict[int, tuple[str, Verdict | None, str, str]] = {
     X.TWICE_FREED: (
         "lint", None, "{here} frees {a} columns that the CTA has freed already",
         "let one warp deallocate, the one that allocated",
+    ),
+    X.REGISTERS_IN_FLIGHT: (
+        "missing-wait", None,
+        "{here} reads accumulators that {other} may still be writing: no wgmma.wait_group for it comes before",
+        "wgmma.commit_group and wgmma.wait_group before the accumulators are read",
+    ),
+    X.REGISTERS_WRITTEN: (
+        "slot-reuse", None,
+        "{here} writes registers that {other} may still read as its operand A: no wgmma.wait_group for it comes before",
+        "wgmma.wait_group before the fragment's registers are written again",
+    ),
+    X.WGMMA_NO_FENCE: (
+        "missing-wait", None,
+        "{here} uses registers with no wgmma.fence since they were written",
+        "wgmma.fence.sync.aligned after registers of the operation were written, and before the first operation",
     ),
     X.STORE_AT_EXIT: (
         "missing-wait", None,

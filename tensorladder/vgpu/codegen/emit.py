@@ -46,6 +46,8 @@ class Emitter:
         self.instr: Instr | None = None
         self.cta_group = ""  # of the kernel's tcgen05 instructions
         self.runs: dict = {}  # loads of the block that are done together (loads.find)
+        self.watched: dict[int, tuple[list[Reg], list[Reg]]] = {}  # checked variant: in_flight.watched and .changed
+        self.changed: set[int] = set()
         self.framed: set[Reg] = set()  # registers that units read or write in the frame: always stored
         self.declared: dict[str, str] = {}
         self.outlined: set[str] = set()

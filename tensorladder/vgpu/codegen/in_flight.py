@@ -96,7 +96,7 @@ def _all(state: State) -> int:
 def _after(i: Instr, state: State, bits: dict[Reg, int]) -> State:
     """What is in flight after a wgmma instruction."""
     if _is(i, "mma_async"):
-        return state[0] | sum(bits[r] for r in set(registers(i.operands[0]))), *state[1:]
+        return state[0] | sum(bits[r] for r in set(_operands(i)) if r in bits), *state[1:]
     if _is(i, "commit_group"):
         if len(state) > _GROUPS:
             state = (*state[:-2], state[-2] | state[-1])
@@ -104,6 +104,50 @@ def _after(i: Instr, state: State, bits: dict[Reg, int]) -> State:
     if _is(i, "wait_group") and i.pred is None and i.operands and isinstance(i.operands[0], Imm):
         return state[: 1 + i.operands[0].value]
     return state
+
+
+# ---------------------------------------------------------------- for the checked variant
+def watched(fn: Function) -> dict[int, tuple[list[Reg], list[Reg]]]:
+    """By instruction: accumulators that it reads, and fragments of A that it writes, that may be in flight then."""
+    bits: dict[Reg, int] = {}
+    fragments = 0
+    for i in fn.body:
+        if _is(i, "mma_async") and len(i.operands) > 1:
+            for reg in _operands(i):
+                bits.setdefault(reg, 1 << len(bits))
+            fragments |= sum(bits[r] for r in set(registers(i.operands[1])) if isinstance(i.operands[1], Vec))
+    found: dict[int, tuple[list[Reg], list[Reg]]] = {}
+    for start, state in _entries(fn, bits).items() if bits else ():
+        for n in range(start, _end(fn, start)):
+            item = fn.body[n]
+            if not isinstance(item, Instr):
+                continue
+            if item.op == "wgmma":
+                state = _after(item, state, bits)
+                continue
+            count = table.results(item)
+            flying = _all(state)
+            reads = [r for o in item.operands[count:] for r in registers(o) if bits.get(r, 0) & flying & ~fragments]
+            writes = [r for o in item.operands[:count] for r in registers(o) if bits.get(r, 0) & flying & fragments]
+            if (reads and item.op != "mov") or writes:
+                found[item.index] = reads if item.op != "mov" else [], writes
+    return found
+
+
+def changed(fn: Function) -> set[int]:
+    """Instructions other than moves that write a register of a wgmma.mma_async."""
+    used = {r for i in fn.body if _is(i, "mma_async") and len(i.operands) > 1 for r in _operands(i)}
+    return {
+        i.index
+        for i in fn.body
+        if isinstance(i, Instr) and i.op not in ("wgmma", "mov")
+        and used.intersection(r for o in i.operands[: table.results(i)] for r in registers(o))
+    } if used else set()  # fmt: skip
+
+
+def _operands(i: Instr) -> list[Reg]:
+    """Registers of D and, where it is in registers, of A."""
+    return [*registers(i.operands[0]), *(registers(i.operands[1]) if isinstance(i.operands[1], Vec) else ())]
 
 
 # ---------------------------------------------------------------- straight stretches of the body and what leads to them

@@ -65,6 +65,8 @@ def lower(module: PtxModule, name: str, checked: bool = False, upto: int | None 
     symbols, globals_, places = _symbols(module, fn)
     e = Emitter(slots, symbols, checked)
     e.framed = framed
+    if checked and framed:
+        e.watched, e.changed = in_flight.watched(fn), in_flight.changed(fn)
     builder = _Builder(e, graph, name, upto)
     ir = builder.build()
     lines = [("", 0, 0, 0, 0)] * len(fn.body)
@@ -269,6 +271,7 @@ yielded:
             if entry is None:
                 raise Unsupported(i.text)
             with reading(i):
+                wgmma.watch(e, i)
                 entry.emit(e, i)
         except Unsupported as u:
             self.not_modelled(i, u)

@@ -131,6 +131,7 @@ def _kind(i: Instr) -> str:
 def wgmma(e: Emitter, i: Instr):
     """Dispatch on the first modifier."""
     what = i.mods[0] if i.mods else ""
+    e.block_values.pop("wgmma registers changed", None)
     if what == "mma_async":
         return _mma(e, i)
     if what == SETTLE:
@@ -145,6 +146,16 @@ def wgmma(e: Emitter, i: Instr):
         raise Unsupported(i.text)
     go = e.call("tl_wgmma_wait", pending_groups(i), e.active(), e.iid)
     return e.op(f"icmp ne i64 {go}, 0"), False
+
+
+def watch(e: Emitter, i: Instr) -> None:
+    """In the checked variant: accesses of registers that an operation may be using, and what wants a wgmma.fence."""
+    if i.index in e.changed:
+        e.once("wgmma registers changed", lambda: e.call("tl_hook_fence", FENCE_WGMMA | 1 << 4, e.active(), e.iid))
+    for write, regs in enumerate(e.watched.get(i.index, ())):
+        regs = [r for r in regs if r in e.slots]
+        if regs:
+            e.call("tl_hook_registers", _table(e, i, regs, "rw"[write]), len(regs), write, e.active(), e.iid)
 
 
 def _mma(e: Emitter, i: Instr) -> None:
@@ -170,9 +181,9 @@ def _settle(e: Emitter, i: Instr) -> tuple[str, bool]:
     return e.op(f"icmp ne i64 {go}, 0"), False
 
 
-def _table(e: Emitter, i: Instr, regs: list[Reg]) -> str:
+def _table(e: Emitter, i: Instr, regs: list[Reg], what: str = "") -> str:
     """Address of the registers' offsets in the frame, as i32."""
-    name = f"wgmma_registers_{i.index}"
+    name = f"wgmma_registers_{i.index}{what}"
     offsets = ", ".join(f"i32 {e.slots[r]}" for r in regs)
     e.declare(f"@{name} = private constant [{len(regs)} x i32] [{offsets}]")
     return e.op(f"ptrtoint ptr @{name} to i64")

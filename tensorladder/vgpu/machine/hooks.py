@@ -43,7 +43,8 @@ EVENT_READ, EVENT_WRITE, EVENT_ATOMIC, EVENT_ARRIVE, EVENT_ISSUE, EVENT_EFFECT, 
  CHECK_TMEM_LD,  # shape, registers, step
  CHECK_TMEM_ST,  # shape, registers, step
  CHECK_MAP,  # addresses (host), bytes: a tensor map in memory is changed
- ) = range(29)  # fmt: skip
+ CHECK_REGISTERS,  # table of registers' offsets, count, 0 read or 1 written: wgmma may be using them
+ ) = range(30)  # fmt: skip
 #: kinds of a CHECK_ACCESS, low four bits; strong: .volatile, .relaxed and stronger, atomics
 ACCESS_READ, ACCESS_WRITE, ACCESS_ATOMIC = 0, 1, 2
 ACCESS_STRONG, ACCESS_ACQUIRE, ACCESS_RELEASE = 16, 32, 64
@@ -98,4 +99,12 @@ def tl_hook_access(w, what, addresses, lanes, size, iid):
     while lane < L.LANES - 1 and (lanes >> lane) & 1 == 0:
         lane += 1
     record(w, what & 15, ld64(addresses + 8 * lane), size | ((what >> 8) << 32), lanes, iid)
+    return 0
+
+
+@export
+def tl_hook_registers(w, table, count, write, lanes, iid):
+    """Registers (offsets in the frame, i32) that a wgmma.mma_async may be using are read (0) or written (1)."""
+    if lanes != 0:
+        observe(w, CHECK_REGISTERS, table, count, write, lanes, iid)
     return 0
