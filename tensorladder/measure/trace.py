@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tensorladder.core import probes
-from tensorladder.core.errors import UsageError
+from tensorladder.core.errors import TensorladderError, UsageError
 from tensorladder.core.probes import Plan
 from tensorladder.core.timeline import WAIT, Timeline
 from tensorladder.measure import pack as packs
@@ -81,16 +81,26 @@ def parse_spec(text: str) -> tuple[RungInfo, str]:
 
 
 def from_machine(asked: Request) -> Traced:
-    """Run on the virtual GPU under the timed policy and keep what its warps and units did."""
+    """Run on the virtual GPU under the timed policy and keep what its warps and units did.
+
+    Of a kernel that faults or hangs the timeline goes to there, and the result says why.
+    """
     from tensorladder.vgpu.trace import timeline
 
     target = VirtualTarget(dataclasses.replace(asked, policy="timed"))
     target.device.traced = True
     program = build(asked)
     case = asked.info.problem.make(asked.shape, asked.dtype, asked.seed, target.allocate)
-    seconds, around = target.run(program, case)
+    try:
+        result = judge(asked, case, *target.run(program, case))
+    except UsageError:
+        raise
+    except TensorladderError as error:  # it faulted or hangs: what it did until then is what a person wants to see
+        if not target.device.trace:
+            raise
+        result = Result(asked, False, None, None, None, None, str(error), error.exit_code)
     made = timeline(target.device, roles(asked.info))
-    return Traced(judge(asked, case, seconds, around), _about(made, asked, MACHINE), MACHINE, Plan(()).overlap)
+    return Traced(result, _about(made, asked, MACHINE), MACHINE, Plan(()).overlap)
 
 
 def from_probes(asked: Request, pack: str | None = None, settings: str = "") -> Traced:

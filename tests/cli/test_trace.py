@@ -112,6 +112,20 @@ def spoilt(case):
     return case
 
 
+def test_a_kernel_that_stops_leaves_its_timeline(ask, tmp_path, monkeypatch):
+    from tensorladder.core.errors import KernelError
+    from tensorladder.vgpu.machine import execution
+
+    def stop(*_):
+        raise KernelError("kernel c2 hangs: warp 3 waits")
+
+    monkeypatch.setattr(execution, "_raise_failure", stop)
+    said = ask("trace", "c2", "-o", str(tmp_path / "t.json"), "--json")
+    record = json.loads(said.out)
+    assert said.code == 1 and "hangs" in said.err and not record["ok"] and record["error"] is None
+    assert record["spans"] > 100 and problems(json.loads((tmp_path / "t.json").read_text())) == []
+
+
 def test_what_is_not_modelled_ends_with_3(ask, tmp_path, monkeypatch):
     from tensorladder.core.errors import Unsupported
     from tensorladder.vgpu import Device

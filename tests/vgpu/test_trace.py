@@ -6,7 +6,8 @@ import itertools
 
 import pytest
 
-from tensorladder.core.errors import UsageError
+from tensorladder.core.errors import KernelError, UsageError
+from tensorladder.core.program import Launch, Module
 from tensorladder.core.timeline import LOAD, STORE, TENSOR, WAIT
 from tensorladder.measure.run import plan
 from tensorladder.measure.trace import from_machine, from_probes, roles, waits
@@ -109,6 +110,16 @@ def test_clusters_of_one_sm_follow_each_other():
         assert all(a[1] <= b[0] for a, b in itertools.pairwise(times))
 
 
+def test_launches_follow_each_other():
+    device = Device("sm_90a", policy="timed")
+    for _ in range(2):
+        launch(device, "b7", "sm_90a", (128, 128, 64))
+    line = timeline(device)
+    times = [[s for s in line.spans if line.tracks[s.track].group == group] for group in line.groups]
+    assert len(times) == 2 and [group.endswith("SM 0, CTA 0") for group in line.groups] == [True, True]
+    assert max(s.end for s in times[0]) <= min(s.start for s in times[1])
+
+
 @pytest.mark.parametrize(("name", "shape", "track", "kind"), [
     ("d2", (256, 256, 256), "tensor cores", TENSOR),
     ("d3", (512, 512, 256), "tensor cores", TENSOR),
@@ -173,3 +184,36 @@ def test_waiting_ends_no_earlier_than_what_it_waits_for():
             assert target.facts["cycle"] >= source.facts["done"] and source.facts["done"] <= target.facts["cycle"] + 1
         before = [s for s in line.spans if s.track == target.track and s.end == target.start]
         assert before and before[0].kind == WAIT
+
+
+HANG = """.version 8.7
+.target sm_90a
+.address_size 64
+.visible .entry k() {
+.reg .b32 %r<4>; .reg .b64 %rd<4>; .reg .pred %p<3>;
+.shared .align 8 .b64 bar;
+mov.u32 %r1, %tid.x;
+setp.ne.u32 %p1, %r1, 0;
+@!%p1 mbarrier.init.shared.b64 [bar], 2;
+bar.sync 0;
+setp.lt.u32 %p2, %r1, 32;
+@!%p1 mbarrier.arrive.shared.b64 _, [bar];
+@%p2 bra done;
+wait: mbarrier.try_wait.parity.shared.b64 %p1, [bar], 0;
+@!%p1 bra wait;
+done: ret;
+}
+"""
+
+
+def test_a_kernel_that_hangs_has_its_timeline():
+    device = Device("sm_90a", policy="timed")
+    device.traced = True
+    with pytest.raises(KernelError, match="hangs"):
+        device.run(Launch(Module(HANG, "sm_90a"), "k", (1, 1, 1), (64, 1, 1), b""))
+    line = timeline(device)
+    last = {line.tracks[s.track].name: s for s in line.spans}  # the latest of each
+    assert last["warp 0"].kind == "run" and last["warp 1"].kind == WAIT
+    assert last["warp 1"].name == "wait: mbarrier" and last["warp 1"].facts["for"].startswith("mbarrier at shared")
+    assert last["warp 1"].end >= max(s.end for s in line.spans)
+    assert not any(line.spans[arrow.target] is last["warp 1"] for arrow in line.arrows)

@@ -30,10 +30,12 @@ _TRACE_EVENTS = 1 << 20
 
 class Traced(NamedTuple):
     """What a launch recorded. ordered: its CTAs ran under one scheduler, whose clock they share; else each cluster (or
-    batch of them) has its own. used: events there were, more than `events` holds where the buffer was full."""
+    batch of them) has its own. start: cycles of the launches before. used: events there were, more than `events` holds
+    where the buffer was full."""
 
     compiled: Any
     ordered: bool
+    start: int
     events: np.ndarray
     used: int
 
@@ -195,12 +197,14 @@ def run_all(device: Device, runs: Sequence[Run]) -> None:
     finally:
         if device.checker is not None:
             device.checker.collect(runs)
+        if device.traced:  # of a launch that hangs too
+            device.trace += [
+                Traced(run.compiled, run.ordered, device.cycles, run.trace, run.words[L.L_TRACE_USED]) for run in runs
+            ]
         for run in runs:
             run.finish()
     device.instructions += L.LANES * sum(u.words[L.U_INSTRS] for run in runs for u in run.units)
     device.cycles += max(u.words[L.U_CLOCK] for run in runs for u in run.units)
-    if device.traced:
-        device.trace += [Traced(run.compiled, run.ordered, run.trace, run.words[L.L_TRACE_USED]) for run in runs]
     if device.checked and device.checker is None:
         device.events += [run.events[: min(run.words[L.L_HOOKS_USED], len(run.events))] for run in runs]
 

@@ -68,7 +68,7 @@ def arrived(w, stamp, what):
         now = ld64(w + L.W_CLOCK)
     if now > ld64(stamp):
         st64(stamp, now)
-    key = what * 31 + w
+    key = (what * 31 + w) * 31 + now
     if ld64(u + L.U_AGENT) != 0 or ld64(u + L.U_LAST_ARRIVAL) != key:  # of a warp's lanes, the first
         traced_warp(w, TRACE_ARRIVE, now, what, ld64(u + L.U_AGENT), 0, 0)
     st64(u + L.U_LAST_ARRIVAL, key if ld64(u + L.U_AGENT) == 0 else 0)

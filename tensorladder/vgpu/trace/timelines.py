@@ -69,9 +69,12 @@ def timeline(device: Any, roles: Roles = ()) -> Timeline:
         raise UsageError('no timeline: set `traced` of a Device with policy="timed" before the launch')
     made = Timeline("virtual GPU")
     nanoseconds = 1e6 / timing(device.arch).clock_khz
+    began = start = end = 0
     for number, one in enumerate(device.trace):
         name = f"{one.compiled.low.name} {number + 1}, " if len(device.trace) > 1 else ""
-        _Launch(one, roles, name, nanoseconds, made).add()
+        if one.start != began:  # not a launch that overlaps the one before
+            began, start = one.start, max(one.start, end)  # a store's tail may outlast the clock of the last warp
+        end = max(end, _Launch(one, roles, name, nanoseconds, made).add(start))
         made.left_out += max(0, one.used - len(one.events))
     return made
 
@@ -142,15 +145,17 @@ class _Launch:
         self.tensor: dict[int, _Work] = {}  # last of a CTA's tensor cores, for commits
         self.joined: dict[tuple[int, ...], _Work] = {}
 
-    def add(self) -> None:
-        """Read all events and make tracks, spans and arrows of them."""
+    def add(self, start: int) -> int:
+        """Read all events and make tracks, spans and arrows of them, from cycle `start` on; gives the last cycle."""
         readers: dict[int, Callable[..., None]] = {
             TRACE_CTA: self._cta, TRACE_EXIT: self._exit, TRACE_STOP: self._stop, TRACE_GO: self._go,
             TRACE_ARRIVE: self._arrive, TRACE_OP: self._op,
         }  # fmt: skip
         for number, event in enumerate(self.traced.events[: self.traced.used].tolist()):
             readers[event[0]](number, *event[1:])
-        self._place()
+            cta = self.ctas[event[2]]
+            cta.end = max(cta.end, event[1])
+        self._place(start)
         at: dict[int, int] = {}  # id of a work -> its span
         runs: dict[tuple[int, int], list[int]] = {}
         for cta in sorted(self.ctas.values(), key=lambda one: (one.sm, one.start + one.shift, one.linear)):
@@ -160,6 +165,7 @@ class _Launch:
             for name in dict.fromkeys(track for track, _, _ in UNITS.values()):
                 self._unit_tracks(group, name, cta, at)
         self._arrows(at, runs)
+        return max((cta.end + cta.shift for cta in self.ctas.values()), default=start)
 
     # ------------------------------------------------------------ reading
     def _cta(
@@ -172,10 +178,9 @@ class _Launch:
         return cta.warps.setdefault(warp, _Warp(cta.start))
 
     def _exit(self, _: int, clock: int, linear: int, warp: int, *rest: int) -> None:
-        one, cta = self._warp(linear, warp), self.ctas[linear]
+        one = self._warp(linear, warp)
         one.pieces.append((one.since, clock, None))
         one.done = True
-        cta.end = max(cta.end, clock)
 
     def _stop(
         self, _: int, clock: int, linear: int, warp: int, kind: int, a: int, b: int, iid: int, *rest: int
@@ -233,19 +238,21 @@ class _Launch:
         self.last[linear, _queue(kind, warp), kind] = one
         if UNITS.get(kind, ("",))[0] == "tensor cores":
             self.tensor[linear] = one
-        self.ctas[linear].end = max(self.ctas[linear].end, clock)
 
     # ------------------------------------------------------------ placing
-    def _place(self) -> None:
-        """Give clusters of a launch that is not ordered their time: after those before them on their SMs."""
+    def _place(self, start: int) -> None:
+        """Give CTAs their time: after the launches before; clusters of a launch that is not ordered after those before
+        them on their SMs."""
         if self.traced.ordered:
+            for cta in self.ctas.values():
+                cta.shift = start
             return
         batches: dict[tuple[int, int], list[_Cta]] = {}
         for cta in self.ctas.values():
             batches.setdefault((cta.home, cta.start), []).append(cta)
         free: dict[int, int] = {}
         for batch in sorted(batches.values(), key=lambda ctas: min(cta.linear for cta in ctas)):
-            at = max(free.get(cta.sm, 0) for cta in batch)
+            at = max(free.get(cta.sm, start) for cta in batch)
             for cta in batch:
                 cta.shift = at - cta.start
             for cta in batch:
@@ -266,8 +273,9 @@ class _Launch:
 
     def _warp_track(self, group: str, cta: _Cta, number: int, warp: _Warp) -> list[int]:
         """The spans of a warp; gives their numbers."""
-        if not warp.done and cta.end > warp.since:  # the launch stopped
-            warp.pieces.append((warp.since, cta.end, None))
+        if not warp.done:  # the launch stopped, or hangs
+            start = warp.wait.start if warp.wait is not None else warp.since
+            warp.pieces.append((start, max(cta.end, start + 1), warp.wait))
         role = next((word for warps, word in self.roles if number in warps), "")
         track = self._track(group, f"warp {number}: {role}" if role else f"warp {number}", role or f"warp {number}")
         made = []
@@ -283,7 +291,8 @@ class _Launch:
     def _for(self, wait: _Wait, cta: _Cta) -> str:
         if wait.kind in (L.WAIT_MBAR, L.WAIT_MBAR_STATE):
             return f"mbarrier at shared address {wait.barrier - cta.shared:#x}"
-        return f"barrier {wait.barrier}" if wait.kind in (L.WAIT_BAR, L.WAIT_BAR_RED) else f"up to {wait.barrier}"
+        named = wait.kind in (L.WAIT_BAR, L.WAIT_BAR_RED)
+        return f"barrier {wait.barrier}" if named else f"groups up to {wait.barrier}"
 
     def _unit_tracks(self, group: str, name: str, cta: _Cta, at: dict[int, int]) -> None:
         """The spans of a unit's operations: its busy times, or what is in flight, in as many tracks as that takes."""
