@@ -60,6 +60,11 @@ _OWN = {L.WAIT_CP: (L.OP_CP_ASYNC,), L.WAIT_BULK: _STORES, L.WAIT_BULK_READ: _ST
         L.WAIT_TMEM_STORE: (L.OP_TC_ST,)}  # fmt: skip
 
 
+#: what A of a wait is, where it says something to a person
+_WAITED_FOR = {L.WAIT_BAR: "barrier", L.WAIT_BAR_RED: "barrier", L.WAIT_CP: "groups up to", L.WAIT_BULK: "groups up to",
+               L.WAIT_BULK_READ: "groups up to", L.WAIT_WGMMA: "groups up to", L.WAIT_TMEM_ALLOC: "columns:"}  # fmt: skip
+
+
 def timeline(device: Any, roles: Roles = ()) -> Timeline:
     """The timeline of what a traced device has run. roles: what warps do, by number (`measure.trace.roles`).
 
@@ -291,8 +296,8 @@ class _Launch:
     def _for(self, wait: _Wait, cta: _Cta) -> str:
         if wait.kind in (L.WAIT_MBAR, L.WAIT_MBAR_STATE):
             return f"mbarrier at shared address {wait.barrier - cta.shared:#x}"
-        named = wait.kind in (L.WAIT_BAR, L.WAIT_BAR_RED)
-        return f"barrier {wait.barrier}" if named else f"groups up to {wait.barrier}"
+        words = _WAITED_FOR.get(wait.kind, "")
+        return words and f"{words} {wait.barrier}"
 
     def _unit_tracks(self, group: str, name: str, cta: _Cta, at: dict[int, int]) -> None:
         """The spans of a unit's operations: its busy times, or what is in flight, in as many tracks as that takes."""
