@@ -61,8 +61,10 @@ _OWN = {L.WAIT_CP: (L.OP_CP_ASYNC,), L.WAIT_BULK: _STORES, L.WAIT_BULK_READ: _ST
 
 
 #: what A of a wait is, where it says something to a person
-_WAITED_FOR = {L.WAIT_BAR: "barrier", L.WAIT_BAR_RED: "barrier", L.WAIT_CP: "groups up to", L.WAIT_BULK: "groups up to",
-               L.WAIT_BULK_READ: "groups up to", L.WAIT_WGMMA: "groups up to", L.WAIT_TMEM_ALLOC: "columns:"}  # fmt: skip
+_WAITED_FOR = {
+    L.WAIT_BAR: "barrier", L.WAIT_BAR_RED: "barrier", L.WAIT_TMEM_ALLOC: "columns:", L.WAIT_CP: "groups up to",
+    L.WAIT_BULK: "groups up to", L.WAIT_BULK_READ: "groups up to", L.WAIT_WGMMA: "groups up to",
+}  # fmt: skip
 
 
 def timeline(device: Any, roles: Roles = ()) -> Timeline:
