@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from tensorladder.core.errors import UsageError
-from tensorladder.measure.run import TARGETS, plan, run_rung
+from tensorladder.measure.hazards import new_checker
+from tensorladder.measure.run import TARGETS, VirtualTarget, plan, run_rung
 from tensorladder.measure.trace import from_probes
 from tensorladder.problems import PROBLEMS, examine
 from tensorladder.problems.sparse_attention import LATENT, SM_SCALE, max_splits, valid_counts
 from tensorladder.rungs.rung import find, load
+from tests.rungs.test_needed import without
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 PROBLEM = PROBLEMS["sparse_attention"]
@@ -192,3 +194,25 @@ def test_the_pipelined_form_overlaps_what_it_says():
     line = traced.timeline
     assert {track.role for track in line.tracks} >= {"gather", "MMA", "softmax"} and len(line.groups) == 2 * 5
     assert line.overlap(*traced.overlap) > 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "fence", "kind"),
+    [
+        ("fused-dsa-tcgen05", "", None),
+        ("fused-dsa-tcgen05", r"tcgen05\.fence::after_thread_sync;", "tcgen05-order"),
+        ("fused-dsa-pipelined", "", None),
+        ("fused-dsa-pipelined", r"fence\.proxy\.async[^;]*;", "missing-proxy-fence"),
+    ],
+)
+def test_the_checker_sees_a_fence_that_is_missing(name, fence, kind):
+    """Fences change no value on the virtual GPU; the happens-before checker tells whether one is there."""
+    pytest.importorskip("cutlass")
+    info, shape = find(name), (1, 300, 6)
+    program = load(info).compile("sm_100a", shape, "bf16", config_of(name, {"sm_count": 1}))
+    checker = new_checker()
+    target = VirtualTarget(plan(info, shape=shape), checker)
+    case = info.problem.make(shape, "bf16", 0, target.allocate)
+    target.run(without(program, fence, "") if fence else program, case)
+    kinds = {finding.kind for finding in checker.report(name).findings}
+    assert kinds == ({kind} if kind else set())
