@@ -9,7 +9,7 @@ import numpy as np
 from benchmarks.timing import Time, timed
 from tensorladder.core.program import Launch, Program
 from tensorladder.rungs import rung
-from tensorladder.vgpu import Device
+from tensorladder.vgpu import Checker, Device
 
 _KINDS = {"fp16": np.float16, "fp32": np.float32}
 
@@ -17,12 +17,12 @@ _KINDS = {"fp16": np.float16, "fp32": np.float32}
 class Gemm:
     """C = A B^T of `shape` (m, n, k), A (m, k) and B (n, k) row-major of `dtype` ("fp16" or "fp32"), by rung `name`."""
 
-    def __init__(self, name: str, arch: str, shape: tuple[int, int, int], dtype: str):
+    def __init__(self, name: str, arch: str, shape: tuple[int, int, int], dtype: str, checker: Checker | None = None):
         module = rung.load(rung.find(name))
         self.program: Program = module.compile(arch, shape, dtype, module.RUNG.config())
         m, n, k = shape
         rng = np.random.default_rng(0)
-        self.device = Device(arch)
+        self.device = Device(arch, checker=checker)
         self.a = self.device.memory.copy_in("A", rng.standard_normal((m, k)).astype(_KINDS[dtype]))
         self.b = self.device.memory.copy_in("B", rng.standard_normal((n, k)).astype(_KINDS[dtype]))
         self.c = self.device.memory.empty("C", (m, n), _KINDS[dtype])

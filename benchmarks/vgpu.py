@@ -187,6 +187,22 @@ def linear(o: Options) -> Iterator[dict]:
         yield row(f"{what}: worst distance from a line", worst, "", o, limits[1])
 
 
+def checks(o: Options) -> Iterator[dict]:
+    """What the hazard checker costs: the same rung with and without, in turn."""
+    from tensorladder.vgpu import Checker
+
+    for name, arch in (("c2", "sm_90a"), ("d3", "sm_100a")):
+        n = 512 if o.quick else 1024
+        checker = Checker()
+        plain, checked = Gemm(name, arch, (n, n, n), "fp16"), Gemm(name, arch, (n, n, n), "fp16", checker)
+        plain.first()
+        checked.first()
+        without, with_ = in_turn(plain.run, checked.run)
+        if checker.findings:
+            raise AssertionError(f"{name} has findings: {checker.findings[0].message}")
+        yield ratio(f"{name} {n}^3 fp16, time with hazards checked over without", with_, without, o, ("<=", 6))
+
+
 def climb(o: Options) -> Iterator[dict]:
     """The whole ladder from the command line, in a fresh process, once set up."""
     command = [sys.executable, "-m", "tensorladder", "climb"]
@@ -207,5 +223,6 @@ BENCHMARKS: dict[str, Callable[[Options], Iterator[dict]]] = {
     "memory": memory,
     "compile": compile_time,
     "linear": linear,
+    "checks": checks,
     "climb": climb,
 }

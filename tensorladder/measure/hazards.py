@@ -48,18 +48,12 @@ def check_rung(asked: Request, seeds: int = 1) -> Report:
             result = judge(one, case, 0.0, 0.0)
         except UsageError:
             raise
-        except TensorladderError as stopped:
-            checker.findings.append(_stopped(stopped))
+        except TensorladderError as error:
+            checker.stopped(error)
             continue
         if not result.ok:
             checker.findings.append(Finding("wrong-result", f"under {policy}: {result.message}", Where()))
     return checker.report(asked.info.name)
-
-
-def _stopped(error: TensorladderError) -> Finding:
-    from tensorladder.vgpu.check.errors import finding_of
-
-    return finding_of(error)
 
 
 # ---------------------------------------------------------------- PTX files

@@ -111,6 +111,13 @@ def test_both_accesses_are_named_with_their_bytes_and_a_fix() -> None:
     assert first.where.ptx_line and first.where.kernel == "kernel" and first.where.cta == (0, 0, 0)
 
 
+def test_a_hang_names_who_waits_and_who_arrived_last() -> None:
+    (found,) = check(init(65) + ARRIVE + wait(0)).findings
+    assert found.kind == "deadlock" and found.where.what.startswith("mbarrier.try_wait") and found.where.warp == 0
+    assert found.other is not None and found.other.what.startswith("mbarrier.arrive") and found.other.lanes == 1 << 31
+    assert "still owed: 1 arrivals" in found.message
+
+
 def test_bytes_are_told_apart() -> None:
     """Threads of two warps write neighbouring bytes of the same words."""
     body = """cvt.u16.u32 %rs, %r0; and.b32 %r4, %r0, 31; shl.b32 %r4, %r4, 1; {}

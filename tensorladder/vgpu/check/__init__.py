@@ -12,14 +12,16 @@ a device without one runs code that has no hooks at all.
 - `shadow`: the last write and the reads since of each byte, in cells of 16 bytes that split where it is needed.
 - `barriers`, `accesses`, `copies`, `matrix`, `tensor`: the events. A second clock a warp says what of the generic
   proxy's writes the async proxy sees: only fence.proxy.async by the writing threads raises it, barriers hand it on.
-- `engine`: memory for all that, the findings of a run. `words`: findings as a person reads them.
+- `engine`: memory for all that, the findings of a run. `across`: conflicts between CTAs that different workers ran.
+  `words`: findings as a person reads them. `errors` and `hangs`: what stopped a run, as a finding.
 
     report = vgpu.check(ptx_text, "kernel", grid, block, args)     # core.findings.Report
     report.verdict                                                 # clean < review < incomplete < error
     for finding in report.findings:
         finding.kind, finding.message, finding.where.line, finding.other, finding.fix
 
-or with a device of your own: `Device(arch, checker=Checker())`, then `checker.report(name)` after its launches.
+or with a device of your own: `Device(arch, checker=Checker())`, then `checker.report(name)` after its launches
+(`checker.stopped(error)` for one that raised).
 `tensorladder check RUNG` does this for rungs (measure.hazards).
 """
 
@@ -65,6 +67,6 @@ def check(
         launch(ptx_text, kernel, grid, block, args, smem=smem, cluster=cluster, arch=arch, device=device)
     except UsageError:
         raise
-    except TensorladderError as stopped:
-        checker.findings.append(finding_of(stopped, kernel))
+    except TensorladderError as error:
+        checker.stopped(error, kernel)
     return checker.report(target or kernel)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tensorladder.core.findings import Finding, Report, summarise
+from tensorladder.core.errors import TensorladderError
+from tensorladder.core.findings import Finding, Report, Where, summarise
 from tensorladder.vgpu.check import layout as X
 from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.machine.native import checker
@@ -149,6 +151,7 @@ class Checker:
     def __init__(self) -> None:
         self.findings: list[Finding] = []
         self._watches: list[Watch] = []
+        self._waiting: tuple[Where, Where | None] | None = None
 
     @property
     def entry(self) -> int:
@@ -164,17 +167,31 @@ class Checker:
     def collect(self, runs: Sequence[Run]) -> None:
         """Turn what was found in some launches into findings."""
         from tensorladder.vgpu.check.across import conflicts
+        from tensorladder.vgpu.check.hangs import waiting
         from tensorladder.vgpu.check.words import finding_across, findings_of
 
         done = [w for w in self._watches if w.run in runs]
         self._watches = [w for w in self._watches if w.run not in runs]
         for run in runs:
+            if not run.words[L.L_COMPLETE]:
+                self._waiting = self._waiting or waiting(run)
             units = [w for w in done if w.run is run]
             if len(units) > 1:
                 self.findings += [finding_across(c) for c in conflicts(units)]
         for watch in done:
             self.findings += findings_of(watch)
             watch.release()
+
+    def stopped(self, error: TensorladderError, kernel: str = "") -> None:
+        """A launch stopped with an error: that is a finding too, a hang with who waits and who arrived last."""
+        from tensorladder.vgpu.check.errors import finding_of
+
+        finding = finding_of(error, kernel)
+        if finding.kind in ("deadlock", "timeout") and self._waiting is not None:
+            where, other = self._waiting
+            finding = replace(finding, where=where, other=other)
+        self._waiting = None
+        self.findings.append(finding)
 
     def report(self, target: str) -> Report:
         """What was found, each thing once."""

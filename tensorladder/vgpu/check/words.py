@@ -55,6 +55,16 @@ _EDGES = {
 }  # fmt: skip
 
 
+#: parts of an opcode that say nothing about a hazard
+_DULL = {"sync", "aligned", "tile", "bulk_group", "arrive::one", "mbarrier::arrive::one"}
+_DULL_STARTS = ("L1::", "L2::", "collector::", "mbarrier::")
+
+
+def short(opcode: str) -> str:
+    """An opcode without what its hazards do not hang on, for a sentence."""
+    return ".".join(p for p in opcode.split(".") if p not in _DULL and not p.startswith(_DULL_STARTS))
+
+
 @dataclass(frozen=True)
 class Access:
     """One of a finding's two accesses: where, and what component shows when it is over."""
@@ -160,7 +170,9 @@ def _finding(reader: Reader, row: list[int]) -> Finding:
     if code == X.TX_LEFT and a < 0:
         verdict = Verdict.ERROR
     barrier = f"the mbarrier at shared+{field['lo']:#x}"
-    text = message.format(a=a, b=b, barrier=barrier, space=space, here=here.what, other=other.what if other else "")
+    text = message.format(
+        a=a, b=b, barrier=barrier, space=space, here=short(here.what), other=short(other.what) if other else ""
+    )
     return Finding(kind, text, here, other, fix, verdict)
 
 
@@ -202,9 +214,8 @@ def _unordered(code: int, what: str, now: Access, earlier: Access, edge: str, fi
     here, other = now.where, earlier.where
     did = "reads" if code == X.RACE_RW else "writes"
     does = "reads" if code == X.RACE_WR else "writes"
-    message = (
-        f"{here.what} {does} {what} that {other.what or 'an access'} of {_who(other, here)} {did}: {edge} this access"
-    )
+    who = f"{short(other.what) or 'an access'} of {_who(other, here)}"
+    message = f"{short(here.what)} {does} {what} that {who} {did}: {edge} this access"
     return Finding(_race_kind(code, earlier, now), message, here, other, fix)
 
 
