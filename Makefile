@@ -19,7 +19,7 @@ PEERS ?=
 ARGS ?=
 JOBS ?= auto
 
-.PHONY: help climb test matrix lint bench peers clean check-python setup-climb setup-test
+.PHONY: help climb test matrix lint bench docs peers clean check-python setup-climb setup-test
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -40,6 +40,10 @@ lint: setup-test  ## ruff and mypy
 
 bench: setup-test  ## the speed claims, as ratios in one run
 	@$(PY) -m benchmarks $(ARGS)
+
+docs: setup-test  ## the course and the guides, into build/site
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build -q
+	@echo "build/site/index.html"
 
 peers: setup-test  ## third-party kernels from checkouts in PEERS=folder
 	@test -n "$(PEERS)" || { echo "peers: say where the checkouts are: make peers PEERS=folder" >&2; exit 2; }
@@ -75,8 +79,8 @@ $(READY)-climb: pyproject.toml | $(PY)
 	@touch $@
 
 $(READY)-test: pyproject.toml | $(PY)
-	@echo "installing the climb, cuda, tirx and dev extras into $(VENV) (once)"
-	@$(PIP) install -e '.[climb,cuda,tirx,dev]'
+	@echo "installing the climb, cuda, tirx, docs and dev extras into $(VENV) (once)"
+	@$(PIP) install -e '.[climb,cuda,tirx,docs,dev]'
 	@if [ -n "$(TORCH)" ]; then $(PIP) install '$(TORCH)' $(if $(TORCH_REQUIRED),,2>/dev/null) || { \
 	  test -z "$(TORCH_REQUIRED)" || exit 1; \
 	  echo "note: no $(TORCH) for this interpreter: tests that use torch are skipped (make test TORCH=torch installs the default build)"; }; fi
