@@ -60,3 +60,35 @@ def test_a_launch_that_fails_is_one_line(ask, script, monkeypatch):
 def test_bad_options_are_refused_before_anything_runs(ask, script, options):
     said = ask("exec", *options, script("print('ran')"))
     assert said.code == 2 and said.out == "" and said.err.count("\n") == 1
+
+
+RACE = '''
+from cuda.bindings import driver, nvrtc
+source = b"""extern "C" __global__ void turn(int *out) {
+    __shared__ int tile[64];
+    tile[threadIdx.x] = threadIdx.x;
+    BARRIER
+    out[threadIdx.x] = tile[63 - threadIdx.x];
+}"""
+program = nvrtc.nvrtcCreateProgram(source, b"turn.cu", 0, [], [])[1]
+nvrtc.nvrtcCompileProgram(program, 1, [b"-arch=sm_90"])
+ptx = b" " * nvrtc.nvrtcGetPTXSize(program)[1]
+nvrtc.nvrtcGetPTX(program, ptx)
+kernel = driver.cuModuleGetFunction(driver.cuModuleLoadData(ptx)[1], b"turn")[1]
+out = driver.cuMemAlloc(256)[1]
+driver.cuLaunchKernel(kernel, 1, 1, 1, 64, 1, 1, 0, 0, ((out,), (None,)), 0)
+print("ran")
+'''
+
+
+@pytest.mark.parametrize(("barrier", "code", "verdict"), [("", 1, "error"), ("__syncthreads();", 0, "clean")])
+def test_check_reports_hazards_beside_the_scripts_output(ask, tmp_path, monkeypatch, barrier, code, verdict):
+    pytest.importorskip("cuda.bindings")
+    pytest.importorskip("llvmlite")
+    monkeypatch.setattr("tensorladder.measure.scripts.hooks", list)
+    script = tmp_path / "script.py"
+    script.write_text(RACE.replace("BARRIER", barrier))
+    said = ask("exec", "--check", str(script))
+    assert said.code == code and said.out == "ran\n"
+    assert f"script.py: {verdict}" in said.err
+    assert ("error: race" in said.err and "turn.cu:5" in said.err) == bool(code)

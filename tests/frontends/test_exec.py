@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("cutlass")
 pytest.importorskip("torch")
 
-from tensorladder.core.errors import KernelError, UsageError
+from tensorladder.core.errors import KernelError, Unsupported, UsageError
 from tensorladder.frontends.cutedsl_script import cutedsl_hook
 from tensorladder.frontends.ptxparams import entry
 from tensorladder.vgpu.driver import run_script
@@ -382,6 +382,20 @@ def test_tensors_of_shapes_alone_may_claim_the_device(tmp_path):
         assert torch.ones(3, device="cuda").sum() == 3
         """
     assert run(tmp_path, body) == 0
+
+
+def test_what_is_refused_counts_also_where_the_script_goes_on(tmp_path):
+    body = """
+        import torch
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+            torch.ones(3) + 1
+        try:
+            torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+        except Exception:
+            print("went on")
+        """
+    with pytest.raises(Unsupported, match=r"CUDA activity of torch\.profiler is not modelled"):
+        run(tmp_path, body)
 
 
 def test_16_bit_normalisations_run_in_float32(tmp_path):

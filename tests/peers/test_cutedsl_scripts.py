@@ -51,7 +51,8 @@ CUTLASS = [
     (f"{AMPERE.replace('kernel', 'tutorial')}/elementwise_add_autotune.py", "sm_80", ""),
     *((f"{TUTORIALS}/{name}.py", "sm_90a", "") for name in (
         "inline_ptx", "call_from_jit", "call_bypass_dlpack", "dynamic_smem_size", "smem_allocator",
-        "programmatic_dependent_launch", "torch_fake_tensor", "tvm_ffi/jit_and_use_in_torch")),
+        "programmatic_dependent_launch", "cooperative_launch", "launch_completion_and_programmatic_events",
+        "torch_fake_tensor", "tvm_ffi/jit_and_use_in_torch")),
     *((f"{PRIMITIVES}/{name}.py", "sm_90a", "") for name in (
         "async_pipeline", "bar_warp_sync", "barrier_cta_red", "barrier_cta_sync", "basic_types", "cp_async_bulk",
         "cp_async_bulk_prefetch", "cp_async_mbarrier_arrive_cta", "cp_async_shared_global",
@@ -107,8 +108,11 @@ BLACKWELL_EXAMPLES = [
     (f"{BLACKWELL}/attention/mla/mla_decode_fp16.py", ""),
     (f"{BLACKWELL}/attention/mamba2_ssd/mamba2_ssd.py", "--gbehcdln 1,2,2,2,2,64,128,128"),
     (f"{BLACKWELL}/rmsnorm/rmsnorm.py", f"--M 32 --N 4096 {ONCE}"),
+    # cute.experimental, a DSL of its own
+    ("examples/python/CuTeDSL/cute_ext/ampere/memcpy_simt_universal_copy.py", ""),
+    ("examples/python/CuTeDSL/cute_ext/blackwell/dense_gemm.py", ""),
     *((f"{PRIMITIVES}/{name}.py", "") for name in (
-        "tma/tma_multicast", "tcgen05/2cta_mma_blockscale_m128",
+        "tcgen05/tmem_ld_to_stmatrix_transpose", "tma/tma_multicast", "tcgen05/2cta_mma_blockscale_m128",
         "tcgen05/1cta_mma_basic", "tcgen05/2cta_mma_basic", "tcgen05/tmem_ld_st", "tcgen05/1cta_mma_a_from_tmem",
         "tcgen05/cp_narrow_a_to_tmem_mma", "tcgen05/1cta_mma_mn_major", "tcgen05/1cta_mma_pipeline",
         "tcgen05/2cta_mma_tma_store", "tcgen05/clusterMxN_2cta_mma", "tcgen05/mcast_clusterMxN_1cta_mma",

@@ -172,6 +172,18 @@ def _compile(session: Session) -> Callable[..., Any]:
     return compile
 
 
+def _profile(session: Session) -> type:
+    """torch.profiler.profile: kernels are not seen by it here."""
+
+    class VirtualProfile(torch.profiler.profile):
+        def __init__(self, *, activities: Any = None, **options: Any):
+            if activities is not None and torch.profiler.ProfilerActivity.CUDA in activities:
+                session.refuse("CUDA activity of torch.profiler")
+            super().__init__(activities=activities, **options)
+
+    return VirtualProfile
+
+
 class VirtualDevice(contextlib.nullcontext[None]):
     """torch.cuda.device(index) as a context: there is one device."""
 
@@ -238,6 +250,7 @@ def torch_facade(session: Session) -> Iterator[None]:
         (torch.cuda.nvtx, "mark", _nothing()),
         (torch, "Generator", VirtualGenerator),
         (torch, "compile", _compile(session)),
+        (torch.profiler, "profile", _profile(session)),
     ]
     replaced += reentry.points(session, mode)
     before = [(owner, name, getattr(owner, name, None)) for owner, name, _ in replaced]
