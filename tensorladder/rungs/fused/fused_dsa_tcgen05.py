@@ -6,7 +6,7 @@ Adds:
     - S^T = K Q^T: 128 tokens by 16 heads, over 576 elements. O^T = V^T P^T: 4 blocks of 128 elements by 16 heads, over
       128 tokens. No lane is idle; with heads as M seven of eight would be.
     - K and V are the same bytes. A token is a row of shared memory, so K lies along its K, V^T along its M: one tile,
-      two descriptors, two bits of the instruction.
+      two descriptors, one bit of the instruction.
     - Only A may come from tensor memory, and P^T is B: it goes through shared memory, O^T never leaves tensor memory.
     - Tokens are lanes, so a maximum runs across threads. tcgen05.ld.16x256b hands out values as an mma's accumulator: a
       thread has 4 heads of 4 tokens, so 3 shuffles a head are enough (a thread a lane would need 16 by 5), the thread
