@@ -1,4 +1,4 @@
-"""DeepGEMM's scores of a paged fp8 cache, compiled by nvcc from its headers, within the bounds of problem topk_indexer."""
+"""DeepGEMM's scores of a paged fp8 cache, compiled by nvcc from its headers, within the bounds of topk_indexer."""
 
 from __future__ import annotations
 
