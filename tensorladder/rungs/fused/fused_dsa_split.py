@@ -22,7 +22,7 @@ Warp roles:
 
 Budget:
     SMEM: queries in float32, 16 x 576 x 4 B = 36 KB; a tile of 32 x (576 + 8) x 2 B = 36.5 KB: 3 CTAs an SM. Registers:
-    4 x 16 outputs, 4 x 8 products, about 150 a thread. Traffic: a tile once from L2, a CTA.
+    4 x 16 outputs, 4 x 8 products, 112 a thread. Traffic: a tile once from L2, a CTA.
 
 Run:
     tensorladder run fused-dsa-split --shape 5,128,4

@@ -19,12 +19,12 @@ Warp roles:
     | warps      | role                                                                               |
     |------------|------------------------------------------------------------------------------------|
     | 0-3, 4-7   | consumers, a warpgroup each: products and softmax of every other tile, half of O   |
-    | 8-9, 10-11 | producers: gather 64 tokens a stage, every other tile, as far ahead as there is room |
+    | 8-9, 10-11 | producers: gather 64 tokens a stage, every other tile, as far ahead as they can    |
     | all 4      | of the second kernel: a row's head, part after part                                |
 
 Budget:
     SMEM: queries 18 KB; 3 stages of 64 x 512 x 2 B = 64 KB, 2 of the rotary part, 8 KB each: 226 KB and 1 KB of
-    barriers and maxima, 1 CTA an SM. Registers: 64 accumulators of O^T, 8 of S^T, about 130 a thread. No TMEM.
+    barriers and maxima, 1 CTA an SM. Registers: 64 accumulators of O^T, 8 of S^T, 118 a thread. No TMEM.
 
 Run:
     tensorladder run fused-dsa-wgmma --shape 5,128,4

@@ -17,7 +17,7 @@ Warp roles:
     | all 8  | a query each: its logits, softmax and output, key after key                           |
 
 Budget:
-    SMEM 0 B. Registers: 2 x D / 32 values of query and output, about 40 a thread with D = 128. Traffic: K and V once a
+    SMEM 0 B. Registers: 2 x D / 32 values of query and output, 33 a thread with D = 128. Traffic: K and V once a
     query, from L1 for neighbours.
 
 Run:
