@@ -18,8 +18,9 @@ from tensorladder.rungs.rung import find
 
 def check(
     targets: Annotated[
-        list[str], typer.Argument(metavar="RUNG|FILE.ptx ...", help="rungs, by name or step; PTX files")
-    ],
+        list[str] | None,
+        typer.Argument(metavar="RUNG|FILE.ptx ...", help="rungs, by name or step; PTX files; with --zoo its cases"),
+    ] = None,
     shape: Shape = None,
     dtype: Dtype = None,
     arch: Arch = None,
@@ -39,9 +40,17 @@ def check(
         list[str] | None,
         typer.Option("--arg", metavar="f32[N]|NUMBER", help="an argument of a PTX file's kernel, in order"),
     ] = None,
+    zoo: Annotated[
+        bool, typer.Option("--zoo", help="broken kernels and their repaired twins, all or those named")
+    ] = False,
     as_json: Json = False,
 ) -> int:
     """Run targets under the hazard checker: races, proxies, barriers, tensor memory, hangs."""
+    targets = targets or []
+    if zoo:
+        return _check_zoo(targets, as_json)
+    if not targets:
+        raise UsageError("nothing to check: name rungs or PTX files, or give --zoo")
     if seeds < 1:
         raise UsageError(f"--seeds {seeds}: at least one run is wanted")
     from tensorladder.measure import hazards
@@ -69,6 +78,28 @@ def check(
         else:
             output.write(text_of(report))
     return worst.exit_code
+
+
+def _check_zoo(names: list[str], as_json: bool) -> int:
+    """The zoo's cases, all or those named: a line or a JSON object a twin; 1 where one is not as expected."""
+    from tensorladder.measure.zoo import check_all
+    from tensorladder.zoo import case
+
+    cases = [case.find(name) for name in names] if names else list(case.catalog())
+    columns = ("case", "twin", "expected", "verdict", "kind", "ok", "why")
+    made, total, wrong = output.table(columns), 0, 0
+    with output.progress(f"checking {len(cases)} cases"):
+        for outcome in check_all(cases):
+            record = outcome.record()
+            total, wrong = total + 1, wrong + (not outcome.ok)
+            if as_json:
+                output.emit(record)
+            else:
+                output.add_row(made, [record[name] for name in columns])
+    if not as_json:
+        output.console().print(made)
+        output.write(f"{total} kernels, {total - wrong} as expected" + (f", {wrong} not" if wrong else ""))
+    return 1 if wrong else 0
 
 
 def _extents(text: str, option: str) -> tuple[int, ...]:

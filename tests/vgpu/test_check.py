@@ -159,3 +159,20 @@ def test_the_reader_may_fence_what_copies_wrote_that_report_to_an_mbarrier() -> 
     assert check(body + wait(0) + FENCE + STORE + READ).verdict is Verdict.CLEAN
     assert errors(check(body + wait(0) + STORE + READ)) == {"missing-proxy-fence"}
     assert errors(check(body + FENCE + STORE + READ)) == {"missing-wait"}
+
+
+def test_lines_of_inline_assembly_are_those_of_its_start() -> None:
+    """CuTe DSL's compiler counts the lines of inline assembly on from the source line."""
+    from tensorladder.vgpu.ptx import parse
+
+    body = """.loc 1 58 4
+    // begin inline asm
+    {
+    .loc 1 61 4
+    mov.u32 %r5, 1;
+    }
+    // end inline asm
+    .loc 1 59 4
+    mov.u32 %r6, 1;"""
+    found = [i.loc[1] for i in parse(HEAD + body + "\nret;\n}\n").kernels["kernel"].body if i.op == "mov"][-2:]
+    assert found == [58, 59]

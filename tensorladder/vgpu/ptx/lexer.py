@@ -44,3 +44,14 @@ def tokenize(text: str) -> list[tuple[str, str, int]]:
             append((kind, m.group(), line))
         pos = m.end()
     return out
+
+
+def inline_lines(lines: list[str]) -> set[int]:
+    """Lines inside inline assembly: CuTe DSL's compiler counts its lines on from the source line, as if they stood
+    there, so that their `.loc` names lines that have nothing to do with it."""
+    inside, found = False, set()
+    for number, line in enumerate(lines, 1):
+        inside = (inside or "// begin inline asm" in line) and "// end inline asm" not in line
+        if inside:
+            found.add(number)
+    return found

@@ -11,7 +11,7 @@ import struct
 from typing import Any
 
 from tensorladder.core.errors import UsageError
-from tensorladder.vgpu.ptx.lexer import tokenize
+from tensorladder.vgpu.ptx.lexer import inline_lines, tokenize
 from tensorladder.vgpu.ptx.nodes import (
     TYPE_BITS,
     Function,
@@ -69,6 +69,7 @@ class _Parser:
         self.files: dict[int, str] = {}
         self.fn: Any = None  # the Function that is being read
         self.loc = (0, 0, 0)
+        self.inline = inline_lines(self.lines)
 
     # -- token helpers
     def fail(self, what: str) -> UsageError:
@@ -371,7 +372,10 @@ class _Parser:
 
     def directive(self, word: str) -> None:
         if word == ".loc":
-            self.loc = (self.integer(), self.integer(), self.integer())
+            line = self.toks[self.pos][2]
+            loc = (self.integer(), self.integer(), self.integer())
+            if line not in self.inline:
+                self.loc = loc
             self.skip_line()
         elif word == ".reg":
             self.declare_registers()
