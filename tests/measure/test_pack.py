@@ -34,6 +34,7 @@ ASKED = [
     ("b5-tma", "sm_90a", (264, 136, 72), "fp16"),
     ("c5-ping-pong", "sm_90a", (256, 256, 128), "bf16"),
     ("d4-block-scaled", "sm_100a", (512, 512, 512), "nvfp4"),
+    ("fused-dsa-wgmma", "sm_90a", (5, 128, 4), "bf16"),
     ("cuda-a1-naive", "sm_80", (33, 17, 21), "fp32"),
     ("cuda-c1-wgmma", "sm_90a", (200, 133, 72), "fp16"),
 ]
