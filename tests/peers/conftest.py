@@ -19,6 +19,7 @@ OWNERS = {
     "DeepGEMM": "deepseek-ai",
     "learn-cutedsl": "luongthecong123",
     "quack": "Dao-AILab",
+    "modern-gpu-programming-for-mlsys": "mlc-ai",
     "triton": "triton-lang",
 }
 
