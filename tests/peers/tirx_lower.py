@@ -1,4 +1,4 @@
-"""Lower a kernel of the book on TIRx, in the Python that has the TVM it is written for: a job in, what became of it out.
+"""Lower a kernel of the book on TIRx, in the Python that has the TVM it is written for.
 
 A job (JSON, standard input): pages (of the book, in order), function (that makes the kernel), args (its arguments). The
 pages' imports and constants are run as they stand, and the block of code that holds the function; nothing is changed.
