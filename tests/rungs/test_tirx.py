@@ -12,7 +12,9 @@ pytest.importorskip("llvmlite")
 pytest.importorskip("ml_dtypes")
 
 from tensorladder.core.errors import TensorladderError, UsageError
-from tensorladder.measure.run import run_rung
+from tensorladder.core.findings import Verdict
+from tensorladder.measure.hazards import check_rung
+from tensorladder.measure.run import plan, run_rung
 from tensorladder.rungs.rung import catalog, find, load
 from tensorladder.silicon.disassemble import find_nvdisasm, sass
 
@@ -96,6 +98,12 @@ def test_machine_code_holds_what_the_rung_claims(info):
     assert not [claim for claim in CLAIMS[info.name] if not re.search(claim, text)]
     # A warp MMA or a spill to local memory would be another kernel than the docstring's.
     assert not re.search(r"\b(HMMA|LDL|STL)\b", text)
+
+
+@pytest.mark.parametrize("name", ["tirx-v3-grid", "tirx-v6-persistent", "tirx-v9-two-consumers"])
+def test_the_checker_finds_nothing(name):
+    report = check_rung(plan(find(name)))
+    assert report.verdict is Verdict.CLEAN, "\n".join(map(str, report.findings))
 
 
 def test_launches():
