@@ -12,7 +12,7 @@ import pytest
 
 from tensorladder.core.errors import UsageError
 from tensorladder.measure.run import plan, run_rung
-from tensorladder.rungs.rung import catalog, find, load
+from tensorladder.rungs.rung import catalog, find, lacking, load
 
 pytest.importorskip("cutlass")
 
@@ -30,6 +30,8 @@ ALL = [
 
 def same_under(policies, info, **asked):
     """Runs under `eager` and then under each policy; asserts that all are right and, where promised, bit-identical."""
+    if lack := lacking(info):
+        pytest.skip(str(lack))
     eager = run_rung(info, policy="eager", **asked)
     assert eager.ok, eager.message
     for policy in policies:
