@@ -2,8 +2,7 @@
 
 Lines are those of code, as in `benchmarks.twins`, of the rung's own file. Registers, shared memory and instructions are
 those of the compiled kernel at the rung's default shape: PTX as the front end hands it to the virtual GPU, SASS as
-nvdisasm shows the cubin for sm_100a, NOPs aside. Milliseconds are the launch alone on the virtual GPU, the least of
-five; at these shapes most of it is the launch.
+nvdisasm shows the cubin for sm_100a, NOPs aside. Cycles are those of the virtual GPU's clock under its `timed` policy.
 """
 
 from __future__ import annotations
@@ -13,14 +12,14 @@ from dataclasses import dataclass
 
 from benchmarks.twins import lines
 from tensorladder.core import cubin
-from tensorladder.measure.run import plan, run_rung
-from tensorladder.rungs.rung import RungInfo, catalog, find, load
+from tensorladder.measure.run import VirtualTarget, build, plan
+from tensorladder.rungs.rung import RungInfo, catalog, find
 from tensorladder.silicon.disassemble import sass
 from tensorladder.vgpu.ptx.nodes import Instr
 from tensorladder.vgpu.ptx.parser import parse
 
-ARCH, DTYPE, RUNS = "sm_100a", "fp16", 5
-COLUMNS = ("rung", "lines", "registers", "SMEM KB", "PTX instructions", "SASS instructions", "ms on the virtual GPU")
+ARCH, DTYPE = "sm_100a", "fp16"
+COLUMNS = ("rung", "lines", "registers", "SMEM KB", "PTX instructions", "SASS instructions", "cycles")
 _SASS = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/(?!\s+NOP\b)", re.M)
 
 
@@ -33,7 +32,7 @@ class Figures:
     smem: int
     ptx: int
     sass: int
-    milliseconds: float
+    cycles: int
 
 
 def twins() -> list[tuple[RungInfo, RungInfo]]:
@@ -43,9 +42,11 @@ def twins() -> list[tuple[RungInfo, RungInfo]]:
 
 def figures(info: RungInfo) -> Figures:
     """Compile a rung, and run it on the virtual GPU."""
-    asked = plan(info, arch=ARCH, dtype=DTYPE)
-    program = load(info).compile(asked.arch, asked.shape, asked.dtype)
-    (launch,) = program.launches(*info.problem.make(asked.shape, asked.dtype).arrays.values())
+    asked = plan(info, arch=ARCH, dtype=DTYPE, policy="timed")
+    program, target = build(asked), VirtualTarget(asked)
+    case = info.problem.make(asked.shape, asked.dtype, 0, target.allocate)
+    (launch,) = program.launches(*case.arrays.values())
+    target.run(program, case)
     code = launch.module.cubin or b""
     body = parse(launch.module.ptx).kernels[launch.kernel].body
     return Figures(
@@ -54,14 +55,14 @@ def figures(info: RungInfo) -> Figures:
         launch.smem + cubin.static_shared_bytes(code, launch.kernel),
         sum(isinstance(one, Instr) for one in body),
         len(_SASS.findall(sass(code))),
-        1e3 * min(run_rung(info, arch=ARCH, dtype=DTYPE).seconds or 0.0 for _ in range(RUNS)),
+        target.device.cycles,
     )
 
 
 def row(info: RungInfo) -> str:
     """A rung's line of the table."""
     made = figures(info)
-    cells = (made.lines, made.registers, f"{made.smem / 1024:.1f}", made.ptx, made.sass, f"{made.milliseconds:.1f}")
+    cells = (made.lines, made.registers, f"{made.smem / 1024:.1f}", made.ptx, made.sass, made.cycles)
     return f"| {info.name} | {' | '.join(map(str, cells))} |"
 
 
