@@ -28,6 +28,9 @@ def check(
     seeds: Annotated[
         int, typer.Option("--seeds", metavar="N", help="runs: the first as asked, the others with random schedules")
     ] = 1,
+    advice: Annotated[
+        bool, typer.Option("--advice", help="rungs: also bank conflicts, and accesses that are not coalesced")
+    ] = False,
     seed: Seed = 0,
     timeout: Timeout = None,
     sm_count: SmCount = None,
@@ -71,6 +74,7 @@ def check(
                         policy=policy, seed=seed, timeout=timeout, sm_count=sm_count,
                     ),
                     seeds,
+                    advice,
                 )  # fmt: skip
         worst = max(worst, report.verdict)
         if as_json:

@@ -21,7 +21,7 @@ def policies_of(policy: str, seeds: int) -> list[str]:
     return [policy, *(f"random:{n}" for n in range(1, seeds))]
 
 
-def new_checker() -> Checker:
+def new_checker(advice: bool = False) -> Checker:
     """A hazard checker; MissingExtra without the virtual GPU's engine."""
     try:
         from tensorladder.vgpu import Checker
@@ -29,16 +29,17 @@ def new_checker() -> Checker:
         if error.name not in ENGINE:
             raise
         raise MissingExtra(f"{error.name} (the virtual GPU's engine)", "climb") from error
-    return Checker()
+    return Checker(advice)
 
 
-def check_rung(asked: Request, seeds: int = 1) -> Report:
+def check_rung(asked: Request, seeds: int = 1, advice: bool = False) -> Report:
     """Run a rung as asked under the checker, and under `seeds` - 1 random schedules; one report of all.
 
-    What stops a run and a result that is wrong are findings too. Raises UsageError where it cannot run at all.
+    What stops a run and a result that is wrong are findings too; advice: so are bank conflicts and accesses that are
+    not coalesced. Raises UsageError where it cannot run at all.
     """
     program = build(asked)
-    checker = new_checker()
+    checker = new_checker(advice)
     for policy in policies_of(asked.policy, seeds):
         one = replace(asked, policy=policy)
         target = VirtualTarget(one, checker)

@@ -176,3 +176,21 @@ def test_lines_of_inline_assembly_are_those_of_its_start() -> None:
     mov.u32 %r6, 1;"""
     found = [i.loc[1] for i in parse(HEAD + body + "\nret;\n}\n").kernels["kernel"].body if i.op == "mov"][-2:]
     assert found == [58, 59]
+
+
+def test_advice_counts_bank_conflicts_and_sectors() -> None:
+    """Lanes 128 bytes apart share one bank: 32 wavefronts; loads 64 bytes apart touch a sector each."""
+    body = """shl.b32 %r6, %r0, 7; add.u32 %r6, %r6, %r2; st.shared.u32 [%r6], %r0;
+        mul.wide.u32 %rd3, %r0, 64; add.u64 %rd3, %rd3, %rd0; ld.global.u32 %r5, [%rd3]; st.shared.u32 [%r3], %r5;"""
+    checker = vgpu.Checker(advice=True)
+    device = vgpu.Device("sm_90a", checker=checker)
+    vgpu.launch(HEAD + body + "\nret;\n}\n", "kernel", 1, 32, [np.zeros(4096, np.uint32)], device=device)
+    said = {f.kind: f.message for f in checker.report("x").findings}
+    assert set(said) == {"bank-conflict", "lint"}
+    assert "takes 32 in place of 1 " in said["bank-conflict"] and "takes 32 in place of 4 " in said["lint"]
+
+
+def test_registers_that_roles_ask_for_have_to_fit() -> None:
+    ask = "setmaxnreg.inc.sync.aligned.u32 {};"
+    assert check(ask.format(232), block=288).findings[0].kind == "launch"
+    assert check(ask.format(168), block=256).verdict is Verdict.CLEAN

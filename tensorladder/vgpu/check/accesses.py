@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tensorladder.vgpu.check import layout as X
+from tensorladder.vgpu.check.advice import count_cost
 from tensorladder.vgpu.check.clocks import acquire_from as acquire
 from tensorladder.vgpu.check.clocks import (
     clear,
@@ -120,6 +121,8 @@ def on_access(x, n, addresses, size, what, lanes, iid):
     """CHECK_ACCESS."""
     if what >> 8 == L.SPACE_LOCAL:
         return
+    if ld64(x + X.X_ADVICE) != 0:
+        count_cost(x, addresses, lanes, size, iid)
     write = 1 if what & 15 != 0 else 0
     flags = X.EPOCH_STRONG if what & ACCESS_STRONG else 0
     if write != 0:

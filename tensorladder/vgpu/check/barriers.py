@@ -157,6 +157,11 @@ def on_arrive(x, n, host, count, flags, lanes, iid):
         return
     use_barrier(x, n, b, lanes, False, iid)
     loads_waited(x, n, lanes, iid)
+    access = ld64(record_of(x, n) + X.Z_BEFORE)
+    if access != 0:
+        st64(record_of(x, n) + X.Z_BEFORE, 0)
+        at_place(x, n, lanes, X.SPACE_TMEM, 0, 0, 0)
+        found(x, X.BEFORE_SYNC, site_of(n, iid), 0, site_of(n, access - 1), 0, 0, 0)
     st64(b + X.B_ARRIVED, site_of(n, iid))
     if flags & RELAXED == 0:
         release_to(x, n, phase_clocks(x, b))
@@ -322,6 +327,8 @@ def on_fence(x, n, what, lanes, iid):
         elif what >> 4 == 1:
             if ld64(z + X.Z_ST) != 0:
                 raise_to(known(x, n), ld64(z + X.Z_ST), ld64(z + X.Z_ST_SEQ))
+        elif what >> 4 == 2:
+            st64(z + X.Z_BEFORE, 0)
         elif what >> 4 == 3:
             copy(x, fenced_tensor(x, n), known(x, n))
         return

@@ -25,7 +25,7 @@ _MOST_COMPONENTS = 16384
 class Watch:
     """What the checker knows about one unit: all its memory, most of it touched only where it is needed."""
 
-    def __init__(self, run: Run, unit: Unit):
+    def __init__(self, run: Run, unit: Unit, advice: bool = False):
         self.run = run
         self.warps, self.slots = unit.warps, unit.slots
         self._keep: list[np.ndarray] = []
@@ -55,6 +55,9 @@ class Watch:
             X.X_MEET: groups * X.MEETS * 2 * clock,
         }.items():  # fmt: skip
             x[field] = self._take(count)
+        if advice:
+            x[X.X_ADVICE] = self._take(24 * X.ADVICE_ROWS)
+        self._registers(unit)
         self._components(warps)
         self._slots(run, unit, window)
         self._ranges(run)
@@ -70,6 +73,25 @@ class Watch:
         import ctypes
 
         return np.ctypeslib.as_array((ctypes.c_int64 * count).from_address(address))
+
+    def _registers(self, unit: Unit) -> None:
+        """What warps will have asked for with setmaxnreg is read at the end: nothing yet."""
+        self._warps = [unit.warp_words(slot, n).view(np.int64) for slot in range(unit.slots) for n in range(unit.warps)]
+        for words in self._warps:
+            words[L.W_MAXNREG // 8] = 0
+
+    def asked_registers(self) -> int:
+        """The most registers that the warps of a CTA ask for with setmaxnreg together; 0: not all of them do."""
+        most = 0
+        for slot in range(self.slots):
+            counts = [int(w[L.W_MAXNREG // 8]) for w in self._warps[slot * self.warps : (slot + 1) * self.warps]]
+            if all(counts):
+                most = max(most, L.LANES * sum(counts))
+        return most
+
+    def costs(self) -> np.ndarray:
+        """(accesses, units taken, least units) by instruction."""
+        return self._view(self.words[X.X_ADVICE], 3 * X.ADVICE_ROWS).reshape(-1, 3)
 
     def _components(self, warps: int) -> None:
         table = self._view(self.words[X.X_COMPONENTS], warps * X.K_BYTES // 8).reshape(warps, -1)
@@ -146,9 +168,13 @@ class Watch:
 
 
 class Checker:
-    """Looks for hazards in what a device runs: `Device(arch, checker=Checker())`; `report` says what was found."""
+    """Looks for hazards in what a device runs: `Device(arch, checker=Checker())`; `report` says what was found.
 
-    def __init__(self) -> None:
+    advice: also count bank conflicts and accesses that are not coalesced (kinds bank-conflict and lint, for review).
+    """
+
+    def __init__(self, advice: bool = False) -> None:
+        self._advice = advice
         self.findings: list[Finding] = []
         self._watches: list[Watch] = []
         self._waiting: tuple[Where, Where | None] | None = None
@@ -160,7 +186,7 @@ class Checker:
 
     def watch(self, run: Run, unit: Unit) -> int:
         """Memory for a unit that is about to run; gives its address."""
-        watch = Watch(run, unit)
+        watch = Watch(run, unit, self._advice)
         self._watches.append(watch)
         return watch.words.address
 

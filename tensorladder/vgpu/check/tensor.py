@@ -316,6 +316,7 @@ def on_tensor_load(x, w, n, form, count, step, iid):
     v = known(x, n)
     warp_columns(x, w, n, form, count, step, 0, v, epoch_of(n, clock_of(v, n), 0, 0), site_of(n, iid))
     st64(record_of(x, n) + X.Z_LD_OPEN, iid + 1)
+    st64(record_of(x, n) + X.Z_BEFORE, iid + 1)
 
 
 @helper
@@ -329,6 +330,7 @@ def on_tensor_store(x, w, n, form, count, step, iid):
         st64(z + X.Z_ST, k)
     seq = ld64(z + X.Z_ST_SEQ) + 1
     st64(z + X.Z_ST_SEQ, seq)
+    st64(z + X.Z_BEFORE, iid + 1)
     # a warp's own stores are done in order
     v = known(x, n)
     had = clock_of(v, k)

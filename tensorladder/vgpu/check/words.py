@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tensorladder.core.arch import REGISTERS_PER_SM
 from tensorladder.core.findings import Finding, Verdict, Where
 from tensorladder.vgpu.check import layout as X
 
@@ -144,9 +145,37 @@ def findings_of(watch: Watch) -> Iterator[Finding]:
     reader = Reader(watch)
     for row in watch.records().tolist():
         yield _finding(reader, row)
+    if watch.words[X.X_ADVICE]:
+        yield from _advice(reader)
+    asked, have = watch.asked_registers(), REGISTERS_PER_SM
+    if asked > have:
+        yield Finding("launch", f"the warps of a CTA ask for {asked} registers with setmaxnreg, an SM has {have}: on a "
+                      "chip some would wait for ever", Where(kernel=reader.low.name),
+                      fix="give the roles fewer registers: the sum over all warps, times 32, has to fit")  # fmt: skip
     if watch.words[X.X_OVERFLOW]:
         yield Finding("unsupported", "the checker's tables were full: findings may be missing",
                       Where(kernel=reader.low.name))  # fmt: skip
+
+
+#: how much more than the least an instruction takes before it is worth a line
+_WORTH = 1.5
+
+
+def _advice(reader: Reader) -> Iterator[Finding]:
+    """Instructions that take more wavefronts or sectors than their bytes need."""
+    for iid, (count, taken, least) in enumerate(reader.watch.costs().tolist()):
+        if taken < _WORTH * least or not count:
+            continue
+        text, ptx, file, row = reader.line(iid)
+        where = Where(text, file, row, ptx, reader.low.name)
+        each = f"{taken / count:.3g} in place of {least / count:.3g} an access, {count} accesses"
+        if "shared" in text or "matrix" in text:
+            yield Finding("bank-conflict", f"{short(text)} takes {each}: bank conflicts, in wavefronts", where,
+                          fix="pad the rows, or swizzle them")  # fmt: skip
+        else:
+            message = f"{short(text)} takes {each}: not coalesced, in sectors of 32 bytes"
+            fix = "let neighbouring lanes access neighbouring addresses, or go through shared memory"
+            yield Finding("lint", message, where, fix=fix)
 
 
 def _finding(reader: Reader, row: list[int]) -> Finding:
@@ -303,6 +332,11 @@ _TEXTS: dict[int, tuple[str, Verdict | None, str, str]] = {
         "tcgen05-order", Verdict.REVIEW,
         "{here} follows a wait for what {other} left in tensor memory with no tcgen05.fence::after_thread_sync between",
         "tcgen05.fence::after_thread_sync after the wait",
+    ),
+    X.BEFORE_SYNC: (
+        "tcgen05-order", Verdict.REVIEW,
+        "{here} hands on tensor memory that {other} has accessed, with no tcgen05.fence::before_thread_sync between",
+        "tcgen05.fence::before_thread_sync before the arrival",
     ),
     X.COMMIT_OTHER_LANE: (
         "tcgen05-order", None,
