@@ -18,14 +18,6 @@ import pytest
 
 _KEY: pytest.StashKey[_Plugin] = pytest.StashKey()
 
-# What torch and other hosts say where the virtual GPU's stand-in for them ends: their message, and what it means here.
-_GAPS = (
-    (re.compile(r"Torch not compiled with CUDA enabled"), "a part of torch.cuda that is not stood in for"),
-    (re.compile(r"Found no NVIDIA driver|libcuda\.so|CUDA_ERROR_NO_DEVICE"), "a call that goes to a driver directly"),
-    (re.compile(r"out of memory|can't allocate memory"), "more memory than there is here"),
-    (re.compile(r"from the 'CUDA' backend"), "an operator that torch has for CUDA alone"),
-    (re.compile(r"not implemented for '(Half|BFloat16|Float8\w*|Float4\w*)'"), "an operator torch lacks on the CPU"),
-)  # fmt: skip
 _PLACES = re.compile(r"\bPTX line \d+,? ?|\b0x[0-9a-f]+\b|\b\d{3,}\b")
 
 
@@ -141,13 +133,13 @@ class _Plugin:
     def _reason(self, error: BaseException | None) -> str | None:
         """Why what a test did, or failed of, was not modelled; None where that is not so."""
         from tensorladder.core.errors import Unsupported
+        from tensorladder.vgpu.driver.gaps import gap_of
 
         if self.session.incomplete is not None:
             return str(self.session.incomplete)
         if error is None or isinstance(error, Unsupported):
             return str(error) if error else None
-        text = str(error).strip().partition("\n")[0]
-        return next((f"{meaning}: {text}" for said, meaning in _GAPS if said.search(text)), None)
+        return gap_of(error)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: pytest.TestReport) -> Any:

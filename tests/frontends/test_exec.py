@@ -398,6 +398,17 @@ def test_what_is_refused_counts_also_where_the_script_goes_on(tmp_path):
         run(tmp_path, body)
 
 
+def test_where_the_stand_in_ends_is_incomplete(tmp_path):
+    body = """
+        def reference():
+            raise RuntimeError("\\"addmm\\" not implemented for 'Half'")
+
+        reference()
+        """
+    with pytest.raises(Unsupported, match=r"script\.py:5: an operator torch lacks on the CPU: \"addmm\""):
+        run(tmp_path, body)
+
+
 def test_16_bit_normalisations_run_in_float32(tmp_path):
     body = """
         import torch

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ...core.arch import find
-from ...core.errors import TensorladderError, UsageError
+from ...core.errors import TensorladderError, Unsupported, UsageError
 from ...core.program import Stream
 from .bindings import driver_facade
+from .gaps import gap_of, line_in
 from .session import HostRange, Session
 
 Hook = Callable[[Session], AbstractContextManager[Any]]
@@ -91,6 +92,9 @@ def _run(script: Path, session: Session) -> int:
     except Exception as error:
         if session.failure is not None:
             raise session.failure from error
+        gap = gap_of(error)
+        if gap is not None:
+            raise Unsupported(f"{line_in(error, str(script))}: {gap}") from error
         raise
     return 0
 
