@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from tensorladder.cli import output
 from tensorladder.cli.options import Arch, Dtype, Json, Policy, Seed, Shape, SmCount, Timeout
 from tensorladder.core.errors import UsageError
 from tensorladder.core.findings import Report, Verdict
+from tensorladder.measure.hazard_files import HazardFiles
 from tensorladder.measure.request import parse_policy, parse_seed, parse_shape, parse_timeout
 from tensorladder.measure.run import plan
 from tensorladder.rungs.rung import find
@@ -46,11 +48,21 @@ def check(
     zoo: Annotated[
         bool, typer.Option("--zoo", help="broken kernels and their repaired twins, all or those named")
     ] = False,
+    baseline: Annotated[
+        str | None, typer.Option("--baseline", metavar="F.json", help="known findings, which do not count")
+    ] = None,
+    write_baseline: Annotated[
+        str | None, typer.Option("--write-baseline", metavar="F.json", help="accept what is found, from now on")
+    ] = None,
+    junit: Annotated[str | None, typer.Option("--junit", metavar="F.xml", help="JUnit XML, for CI")] = None,
+    sarif: Annotated[str | None, typer.Option("--sarif", metavar="F.sarif", help="SARIF, for code scanning")] = None,
     as_json: Json = False,
 ) -> int:
     """Run targets under the hazard checker: races, proxies, barriers, tensor memory, hangs."""
     targets = targets or []
     if zoo:
+        if any((baseline, write_baseline, junit, sarif)):
+            raise UsageError("--zoo knows what each of its kernels is to give: no baseline, JUnit or SARIF file of it")
         return _check_zoo(targets, as_json)
     if not targets:
         raise UsageError("nothing to check: name rungs or PTX files, or give --zoo")
@@ -58,8 +70,10 @@ def check(
         raise UsageError(f"--seeds {seeds}: at least one run is wanted")
     from tensorladder.measure import hazards
 
+    files = HazardFiles(baseline, write_baseline, junit, sarif)
     worst = Verdict.CLEAN
     for target in targets:
+        begin = time.perf_counter()
         with output.progress(f"checking {target}"):
             if target.endswith(".ptx"):
                 report = hazards.check_ptx(
@@ -76,11 +90,13 @@ def check(
                     seeds,
                     advice,
                 )  # fmt: skip
-        worst = max(worst, report.verdict)
+        judged = files.take(report, time.perf_counter() - begin)
+        worst = max(worst, judged.report.verdict)
         if as_json:
-            output.emit(report.to_json())
+            output.emit(judged.to_json())
         else:
-            output.write(text_of(report))
+            output.write("\n".join([text_of(judged.report), *judged.text()]))
+    files.write()
     return worst.exit_code
 
 

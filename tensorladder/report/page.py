@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
-import os
 from pathlib import Path
 
 from tensorladder import __version__
 from tensorladder.core.errors import UsageError
+from tensorladder.core.files import check_place, write_whole
 from tensorladder.report import charts, sections
 from tensorladder.report.facts import Facts
 from tensorladder.report.markup import Markup, tag
@@ -102,28 +101,9 @@ def check_output(path: str) -> Path:
     place = Path(path)
     if place.suffix.lower() not in (".html", ".htm"):
         raise UsageError(f"-o {path}: the report is HTML, name it {place.stem or 'ladder'}.html")
-    if not place.parent.is_dir():
-        raise UsageError(f"-o {path}: there is no folder {place.parent}")
-    if place.is_dir():
-        raise UsageError(f"-o {path}: cannot be written (it is a folder)")
-    return place
+    return check_place(path, "-o")
 
 
 def write(path: Path, text: str) -> int:
     """The page into a file, whole or not at all; its bytes. A file that cannot be written is a UsageError."""
-    data = text.encode("utf-8")
-    target = Path(os.path.realpath(path))  # a link stays one
-    draft = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        if target.exists() and not os.access(target, os.W_OK):
-            raise PermissionError(0, "it is write-protected")
-        try:
-            draft.write_bytes(data)
-            os.replace(draft, target)
-        except BaseException:  # a full disk, or an interrupt
-            with contextlib.suppress(OSError):
-                draft.unlink()
-            raise
-    except OSError as error:
-        raise UsageError(f"-o {path}: cannot be written ({error.strerror})") from None
-    return len(data)
+    return write_whole(path, text.encode("utf-8"), "-o")

@@ -52,7 +52,13 @@ def test_a_rung_is_clean(capsys):
 
 @pytest.mark.parametrize(
     "arguments",
-    [["no-such-rung"], ["missing.ptx"], ["a1", "--seeds", "0"], ["a1", "--async", "never"]],
+    [
+        ["no-such-rung"],
+        ["missing.ptx"],
+        ["a1", "--seeds", "0"],
+        ["a1", "--async", "never"],
+        ["--zoo", "--junit", "f.xml"],
+    ],
 )
 def test_bad_requests_are_one_line(arguments, capsys):
     assert main(["check", *arguments]) == 2
@@ -64,3 +70,26 @@ def test_what_is_not_modelled_is_incomplete(tmp_path, capsys):
     path.write_text(KERNEL.format(barrier="bar.sync 0; call malloc;"))
     assert main(["check", str(path), *LAUNCH]) == 3
     assert "incomplete: unsupported:" in capsys.readouterr().out
+
+
+def test_a_known_finding_does_not_count(tmp_path, capsys):
+    path, kept = tmp_path / "k.ptx", tmp_path / "b.json"
+    path.write_text(KERNEL.format(barrier=""))
+    assert main(["check", str(path), *LAUNCH, "--write-baseline", str(kept)]) == 0
+    assert "accepted: race" in capsys.readouterr().out
+    path.write_text("// edited\n\n" + KERNEL.format(barrier="// and here"))
+    asked = ["check", str(path), *LAUNCH, "--baseline", str(kept)]
+    assert main(["check", str(path), *LAUNCH]) == 1 and "accepted" not in capsys.readouterr().out
+    assert main([*asked, "--junit", str(tmp_path / "f.xml"), "--sarif", str(tmp_path / "f.sarif")]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"{path}: clean\n") and "accepted: race" in out
+    assert json.loads((tmp_path / "f.sarif").read_text())["runs"][0]["results"][0]["suppressions"]
+    assert 'failures="0"' in (tmp_path / "f.xml").read_text()
+    path.write_text(KERNEL.format(barrier="bar.sync 0;"))
+    assert main([*asked, "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["verdict"] == "clean" and "race" in [entry["kind"] for entry in record["stale"]]
+    kept.write_text("{")
+    assert main(asked) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1 and str(kept) in captured.err
