@@ -129,7 +129,7 @@ def _first_error(log: str, name: str) -> str | None:
     found = _ERROR_LINE.search(log)
     if not found:
         return None
-    header = re.search(r'cannot open source file "([^"]+)"', found["what"])
+    header = re.search(r'(?:cannot|could not) open source file "([^"]+)"', found["what"])
     hint = "" if not header else _missing_header(header[1])
     return f"{found['where']}:{found['line']}: {found['what'].strip()}{hint}"
 

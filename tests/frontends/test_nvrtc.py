@@ -62,3 +62,10 @@ def test_bad_architecture_and_option():
     with pytest.raises(UsageError, match="--nope") as caught:
         nvrtc.compile_cuda(SOURCE, "sm_90a", ["--nope"])
     assert "\n" not in str(caught.value)
+
+
+def test_where_there_are_no_headers_the_packages_are_named(monkeypatch):
+    monkeypatch.setattr(nvrtc, "header_folders", lambda: ())
+    with pytest.raises(UsageError, match=r'"cuda_fp16\.h".*pip install nvidia-cuda-runtime') as caught:
+        nvrtc.compile_cuda("#include <cuda_fp16.h>\n", "sm_90a")
+    assert "\n" not in str(caught.value)
