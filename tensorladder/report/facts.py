@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tensorladder.measure.accepted import Judged
 from tensorladder.measure.inspect import diff
 from tensorladder.report.markup import slug
 from tensorladder.report.results import LADDER, Results, read_folder
@@ -37,6 +38,7 @@ class Timing:
 class RungFacts:
     """One rung. anchor: its id in the page. knobs_doc: what its config's docstring says. diff: from its parent, ""
     where it has none. own: times of the rung itself; called: of calls of the op that ran it. timeline: SVG, or "".
+    hazards: what a check found; None where it was not checked.
     """
 
     info: RungInfo
@@ -47,6 +49,7 @@ class RungFacts:
     own: tuple[Timing, ...]
     called: tuple[Timing, ...]
     timeline: str = ""
+    hazards: Judged | None = None
 
     @property
     def best(self) -> Timing | None:
@@ -70,6 +73,7 @@ class RungFacts:
             "added": added,
             "removed": removed,
             "timings": times,
+            **({"hazards": self.hazards.to_json()} if self.hazards else {}),
         }
 
 
@@ -96,18 +100,22 @@ def gather(
     folder: str | None = None,
     infos: Sequence[RungInfo] | None = None,
     timeline: Callable[[RungInfo], str] = lambda _: "",
+    hazards: Callable[[RungInfo], Judged | None] = lambda _: None,
 ) -> Facts:
     """The facts of every rung (or of `infos`), with the figures of the result files in `folder`.
 
-    folder: as `results.read_folder` takes it. timeline: draws a rung's (`timelines.Drawer`). UsageError for result
-    files that cannot be read.
+    folder: as `results.read_folder` takes it. timeline: draws a rung's (`timelines.Drawer`). hazards: says what is
+    known of them (`hazards.Kept`, `hazards.Runner`). UsageError for result files that cannot be read.
     """
     results = read_folder(folder)
     taken: set[str] = {"top", "main", "ladder", "results", "rungs"}
     infos = catalog() if infos is None else infos
     steps = {info.step: info.name for info in reversed(infos)}  # a step is its first rung
     rungs = tuple(
-        replace(_rung(info, results, taken, steps[info.step] == info.name), timeline=timeline(info)) for info in infos
+        replace(
+            _rung(info, results, taken, steps[info.step] == info.name), timeline=timeline(info), hazards=hazards(info)
+        )
+        for info in infos
     )
     return Facts(rungs, tuple((slug(f"results-{one.name}", taken), one) for one in results))
 

@@ -165,8 +165,25 @@ def _timeline(facts: Facts, one: RungFacts) -> Markup | None:
     return join([tag("h5", "Timeline"), tag("p", words), scrolls])
 
 
+def _hazards(facts: Facts, one: RungFacts) -> Markup | None:
+    if one.hazards is None:
+        return None
+    report = one.hazards.report
+    rows = [
+        [f.kind, state, f.message, "; ".join(str(place) for place in (f.where, f.other) if place is not None), f.fix]
+        for findings, known in ((report.findings, ""), (one.hazards.accepted, "accepted"))
+        for f in findings
+        for state in (known or str(f.severity),)
+    ]
+    words = tag("p", "Under the hazard checker of the virtual GPU: ", tag("strong", str(report.verdict)))
+    found = table(("kind", "verdict", "what", "where", "fix"), rows, f"Hazards of {one.info.name}") if rows else ""
+    return join([tag("h5", "Hazards"), words, found])
+
+
 #: what a rung shows, in order; one that has nothing to say makes nothing
-PARTS: tuple[Callable[[Facts, RungFacts], Markup | None], ...] = (_lesson, _knobs, _timeline, _measured, _changes)
+PARTS: tuple[Callable[[Facts, RungFacts], Markup | None], ...] = (
+    _lesson, _knobs, _timeline, _hazards, _measured, _changes,
+)  # fmt: skip
 
 
 def results(facts: Facts) -> Markup:

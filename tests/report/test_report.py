@@ -19,13 +19,15 @@ from pathlib import Path
 import pytest
 
 from tensorladder.core.errors import UsageError
+from tensorladder.core.findings import Finding, Report, Where
 from tensorladder.draw.benchmarks import BASE, COLOURS
 from tensorladder.draw.svg import DARK, contrast
 from tensorladder.measure.inspect import diff
 from tensorladder.report import charts, gather, page, write
 from tensorladder.report.changes import changes
+from tensorladder.report.hazards import Runner
 from tensorladder.report.lesson import blocks
-from tensorladder.rungs.rung import Rung, RungInfo, catalog
+from tensorladder.rungs.rung import Rung, RungInfo, catalog, find
 
 ROOT = Path(__file__).parents[2]
 KEPT = str(ROOT / "benchmarks" / "results")
@@ -377,7 +379,6 @@ def test_its_script_runs_in_a_browser(html, tmp_path):
 def test_timelines_are_drawn_into_the_page():
     pytest.importorskip("cutlass")
     from tensorladder.report.timelines import Drawer
-    from tensorladder.rungs.rung import find
 
     drawer = Drawer()
     infos = [find("a1-naive-cuda-like"), find("c2")]
@@ -393,7 +394,6 @@ def test_timelines_are_drawn_into_the_page():
 
 def test_a_rung_that_cannot_be_traced_is_said_and_left_out(monkeypatch):
     from tensorladder.report import timelines
-    from tensorladder.rungs.rung import find
 
     def refuse(_):
         raise UsageError("no engine")
@@ -401,3 +401,59 @@ def test_a_rung_that_cannot_be_traced_is_said_and_left_out(monkeypatch):
     monkeypatch.setattr(timelines, "from_machine", refuse)
     drawer = timelines.Drawer()
     assert drawer(find("c2")) == "" and drawer.refused == ["c2-warp-specialized: no engine"]
+
+
+RACE = Finding("race", "<b>both</b> & neither", Where("st", "k.py", 3), Where("ld", "k.py", 5), "a barrier")
+
+
+def test_hazards_of_a_file_stand_with_their_rung(ask, tmp_path):
+    kept, place = tmp_path / "h.jsonl", tmp_path / "f.html"
+    known = {**Report("a2-smem-padded").to_json(), "accepted": [RACE.to_json()]}
+    lines = [Report("c2-warp-specialized", (RACE,)).to_json(), known, Report("x.ptx").to_json()]
+    kept.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    said = ask("report", "-o", str(place), "--hazards", str(kept))
+    assert said.code == 0 and said.err.count("\n") == 1 and "x.ptx" in said.err
+    root = Tree(place.read_text(encoding="utf-8")).root
+    check_whole(root)
+    texts = {box.attributes["id"]: box.text for box in root.find("details", class_="rung")}
+    assert [name for name, text in texts.items() if "hazard checker of the virtual GPU" in text] == [
+        "a2-smem-padded", "c2-warp-specialized"]  # fmt: skip
+    for words in ("virtual GPU: error", RACE.message, "k.py:3", "k.py:5", "a barrier"):
+        assert words in texts["c2-warp-specialized"]
+    assert "virtual GPU: clean" in texts["a2-smem-padded"] and "accepted" in texts["a2-smem-padded"]
+    rows = [json.loads(line) for line in ask("report", "--json", "--hazards", str(kept)).out.splitlines()]
+    assert {row["rung"]: row["hazards"]["verdict"] for row in rows if "hazards" in row} == {
+        "a2-smem-padded": "clean", "c2-warp-specialized": "error"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["{", "[]", "3", '{"case": "x"}', '{"target": 3, "findings": []}', '{"target": "c2", "findings": 3}',
+     '{"target": "c2", "findings": ["x"]}',
+     *(json.dumps({"target": "c2", "findings": [{**RACE.to_json(), **wrong}]}) for wrong in (
+         {"kind": "none"}, {"verdict": "bad"}, {"where": {"x": 1}}, {"where": {"bytes": [1]}}, {"message": 3}))],
+)  # fmt: skip
+def test_a_bad_hazard_file_is_one_line(ask, tmp_path, line):
+    kept = tmp_path / "h.jsonl"
+    kept.write_text(f"\n{line}\n")
+    said = ask("report", "--json", "--hazards", str(kept))
+    assert said.code == 2 and said.out == "" and said.err.count("\n") == 1 and f"{kept}:2" in said.err
+
+
+def test_hazards_from_a_file_or_from_a_check(ask, tmp_path, monkeypatch):
+    said = ask("report", "--json", "--check", "--hazards", "h.jsonl")
+    assert said.code == 2 and said.err.count("\n") == 1
+    said = ask("report", "--json", "--hazards", str(tmp_path / "none"))
+    assert said.code == 2 and said.err.count("\n") == 1
+    from tensorladder.measure import hazards as checks
+
+    def check_rung(asked):
+        if asked.info.step == "c2":
+            raise UsageError("no engine")
+        return Report(asked.info.name, (RACE,))
+
+    monkeypatch.setattr(checks, "check_rung", check_rung)
+    runner = Runner()
+    made = [runner(find(name)) for name in ("a2-smem-padded", "c2")]
+    assert made[0].report.findings == (RACE,) and made[1] is None
+    assert runner.refused == ["c2-warp-specialized: no engine"]
