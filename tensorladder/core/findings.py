@@ -133,7 +133,8 @@ class Finding:
 
     kind: a key of KINDS. message: one line, what is missing in plain words. where, other: the access that showed it and
     the one it collides with. fix: what usually mends it. verdict: the kind's unless a check knows better (a read of
-    uninitialised memory is an error once its value leaves the CTA).
+    uninitialised memory is an error once its value leaves the CTA). policy, replay: of a check under several schedules,
+    the first that showed it, and the command that runs it alone; "" where there was one.
     """
 
     kind: str
@@ -142,6 +143,8 @@ class Finding:
     other: Where | None = None
     fix: str = ""
     verdict: Verdict | None = None
+    policy: str = ""
+    replay: str = ""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -165,7 +168,8 @@ class Finding:
         return (self.kind, *sites)
 
     def to_json(self) -> dict[str, Any]:
-        """The contract's object: kind, message, where, other, fix, and the verdict."""
+        """The contract's object: kind, message, where, other, fix, and the verdict; policy and replay where known."""
+        again = {"policy": self.policy, "replay": self.replay} if self.replay else {}
         return {
             "kind": self.kind,
             "message": self.message,
@@ -173,6 +177,7 @@ class Finding:
             "other": self.other.to_json() if self.other else None,
             "fix": self.fix,
             "verdict": str(self.severity),
+            **again,
         }
 
     @classmethod
@@ -185,6 +190,8 @@ class Finding:
             other=Where.from_json(other) if other else None,
             fix=data.get("fix") or "",
             verdict=Verdict(data["verdict"]) if data.get("verdict") else None,
+            policy=data.get("policy") or "",
+            replay=data.get("replay") or "",
         )
 
     def __str__(self) -> str:
@@ -193,6 +200,8 @@ class Finding:
             lines.append(f"  {self.other}")
         if self.fix:
             lines.append(f"  fix: {self.fix}")
+        if self.replay:
+            lines.append(f"  replay: {self.replay}")
         return "\n".join(lines)
 
 

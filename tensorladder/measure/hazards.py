@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from tensorladder.core.errors import MissingExtra, TensorladderError, UsageError
 from tensorladder.core.findings import Finding, Report, Where, summarise
+from tensorladder.measure.replay import stamped
 from tensorladder.measure.run import ENGINE, Request, VirtualTarget, build, judge
 
 if TYPE_CHECKING:
+    from tensorladder.core.program import Program
     from tensorladder.vgpu import Checker
 
 
@@ -40,21 +42,33 @@ def check_rung(asked: Request, seeds: int = 1, advice: bool = False) -> Report:
     """
     program = build(asked)
     checker = new_checker(advice)
+    options = {
+        "shape": asked.shape, "dtype": asked.dtype, "arch": asked.arch, "seed": asked.seed or None,
+        "timeout": asked.timeout, "sm-count": asked.sm_count, "advice": advice,
+    }  # fmt: skip
     for policy in policies_of(asked.policy, seeds):
-        one = replace(asked, policy=policy)
-        target = VirtualTarget(one, checker)
-        case = asked.info.problem.make(asked.shape, asked.dtype, asked.seed, target.allocate)
-        try:
-            target.run(program, case)
-            result = judge(one, case, 0.0, 0.0)
-        except UsageError:
-            raise
-        except TensorladderError as error:
-            checker.stopped(error)
-            continue
-        if not result.ok:
-            checker.findings.append(Finding("wrong-result", f"under {policy}: {result.message}", Where()))
+        before = len(checker.findings)
+        _check_run(program, replace(asked, policy=policy), checker)
+        if seeds > 1:
+            new = checker.findings[before:]
+            checker.findings[before:] = stamped(new, asked.info.name, policy, options)
     return checker.report(asked.info.name)
+
+
+def _check_run(program: Program, asked: Request, checker: Checker) -> None:
+    """One run: what stopped it, or a wrong result, is a finding of the checker's too."""
+    target = VirtualTarget(asked, checker)
+    case = asked.info.problem.make(asked.shape, asked.dtype, asked.seed, target.allocate)
+    try:
+        target.run(program, case)
+        result = judge(asked, case, 0.0, 0.0)
+    except UsageError:
+        raise
+    except TensorladderError as error:
+        checker.stopped(error)
+        return
+    if not result.ok:
+        checker.findings.append(Finding("wrong-result", f"under {asked.policy}: {result.message}", Where()))
 
 
 # ---------------------------------------------------------------- PTX files
@@ -101,11 +115,15 @@ def check_ptx(
     names = sorted(parse(text).kernels)
     if kernel is None and len(names) != 1:
         raise UsageError(f"{path} has the kernels {', '.join(names) or 'none'}: name one with --kernel")
+    options = {
+        "kernel": kernel, "grid": tuple(grid), "block": tuple(block), "cluster": tuple(cluster), "smem": smem or None,
+        "arg": list(arguments), "arch": arch, "seed": seed or None, "timeout": timeout,
+    }  # fmt: skip
     findings: list[Finding] = []
     for one in policies_of(policy, seeds):
         report = check(
             text, kernel or names[0], tuple(grid), tuple(block), [parse_argument(a) for a in arguments], smem=smem,
             cluster=tuple(cluster), arch=arch, policy=one, seed=seed, timeout=timeout,
         )  # fmt: skip
-        findings += report.findings
+        findings += stamped(report.findings, str(path), one, options) if seeds > 1 else report.findings
     return summarise(str(path), findings)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import pytest
 
 pytest.importorskip("llvmlite")
 
 from tensorladder.cli.app import main
+from tensorladder.core.findings import Finding
 
 KERNEL = """.version 8.6
 .target sm_90a
@@ -93,3 +95,63 @@ def test_a_known_finding_does_not_count(tmp_path, capsys):
     assert main(asked) == 2
     captured = capsys.readouterr()
     assert captured.out == "" and captured.err.count("\n") == 1 and str(kept) in captured.err
+
+
+# Both warps write the same word if warp 0 comes first: a race that some schedules have and others do not.
+FIRST = """.version 8.6
+.target sm_90a
+.address_size 64
+.visible .entry kernel(.param .u64 out)
+{
+.reg .pred %p<4>; .reg .b32 %r<8>;
+.shared .align 16 .b8 buf[256];
+.shared .align 4 .b8 turn[4];
+mov.u32 %r0, %tid.x; shr.u32 %r1, %r0, 5; mov.u32 %r2, buf; mov.u32 %r5, turn;
+setp.eq.u32 %p0, %r0, 0; @%p0 st.shared.u32 [%r5], 0;
+bar.sync 0;
+and.b32 %r3, %r0, 31; setp.ne.u32 %p1, %r3, 0; @%p1 bra DONE;
+atom.shared.add.u32 %r4, [%r5], 1;
+setp.eq.u32 %p2, %r4, %r1; @!%p2 bra DONE;
+st.shared.u32 [%r2], %r0;
+DONE:
+ret;
+}
+"""
+
+
+def test_a_finding_of_a_random_schedule_replays_bit_for_bit(tmp_path, capsys):
+    path = tmp_path / "a kernel.ptx"
+    path.write_text(FIRST)
+    asked = ["check", str(path), *LAUNCH, "--json"]
+    assert main(asked) == 0
+    capsys.readouterr()
+    assert main([*asked, "--seeds", "8"]) == 1
+    (found,) = json.loads(capsys.readouterr().out)["findings"]
+    policy, command = found.pop("policy"), found.pop("replay")
+    program, *words = shlex.split(command)
+    assert program == "tensorladder" and policy.startswith("random:") and policy in words
+    again = []
+    for _ in range(2):
+        assert main([*words, "--json"]) == 1
+        again.append(json.loads(capsys.readouterr().out)["findings"])
+    assert again == [[found], [found]]
+    assert main([*asked[:-1], "--seeds", "8"]) == 1
+    assert f"replay: {command}" in capsys.readouterr().out
+
+
+def test_a_replay_of_a_rung_asks_for_the_same_run(capsys, monkeypatch):
+    from tensorladder.measure import hazards
+
+    def stop(program, asked, checker):
+        if asked.policy == "random:2":
+            checker.findings.append(Finding("trap", f"{asked.shape} {asked.dtype} {asked.seed} {asked.policy}"))
+
+    monkeypatch.setattr(hazards, "_check_run", stop)
+    monkeypatch.setattr(hazards, "build", lambda asked: None)
+    asked = ["check", "a2", "--shape", "64,128,64", "--seed", "3", "--sm-count", "5", "--timeout", "9", "--json"]
+    assert main([*asked, "--seeds", "4"]) == 1
+    (found,) = json.loads(capsys.readouterr().out)["findings"]
+    assert found.pop("policy") == "random:2"
+    words = shlex.split(found.pop("replay"))[1:]
+    assert words[1] == "a2-smem-padded" and main([*words, "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["findings"] == [found]
