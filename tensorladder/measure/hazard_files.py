@@ -145,7 +145,7 @@ def _result(target: str, finding: Finding, accepted_by: str, seen: Counter[str])
         "ruleId": finding.kind,
         "ruleIndex": list(KINDS).index(finding.kind),
         "level": LEVELS[finding.severity],
-        "message": {"text": f"{target}: {finding.message}" + (f" Fix: {finding.fix}." if finding.fix else "")},
+        "message": {"text": f"{target}: {finding.message}" + (f". Fix: {finding.fix}" if finding.fix else "")},
         "locations": [_location(target, finding.where)],
         "partialFingerprints": {"findingHash/v1": f"{digest[:32]}:{seen[digest]}"},
         "properties": {"target": target, "verdict": str(finding.severity)},

@@ -122,7 +122,7 @@ ret;
 def test_a_finding_of_a_random_schedule_replays_bit_for_bit(tmp_path, capsys):
     path = tmp_path / "a kernel.ptx"
     path.write_text(FIRST)
-    asked = ["check", str(path), *LAUNCH, "--json"]
+    asked = ["check", str(path), *LAUNCH, "--grid", "8", "--json"]
     assert main(asked) == 0
     capsys.readouterr()
     assert main([*asked, "--seeds", "8"]) == 1
