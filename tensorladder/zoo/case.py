@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,8 @@ class Case:
     name: the kernel's, with dashes. wrong: what is wrong, one line. kind: what the checker has to find in the broken
     one (`core.findings.KINDS`), several with blanks between where the kind depends on which access comes first.
     verdict: the broken one's, "error" or "review". language: "cutedsl" or "cuda". grid, block, cluster: of the launch;
-    smem: dynamic shared memory in bytes. policy: under which its asynchronous effects happen.
+    smem: dynamic shared memory in bytes. policy: under which its asynchronous effects happen. repaired: what of the
+    launch is another for the repaired twin, by field.
     """
 
     name: str
@@ -39,6 +40,11 @@ class Case:
     smem: int = 0
     verdict: str = "error"
     policy: str = "eager"
+    repaired: Any = field(default=None, hash=False)
+
+    def launched(self, broken: bool) -> Case:
+        """With the launch of one twin."""
+        return self if broken or self.repaired is None else replace(self, **self.repaired)
 
 
 @dataclass(frozen=True)
@@ -99,7 +105,7 @@ def _read(path: Path) -> Iterator[CaseInfo]:
 
 def build(info: CaseInfo, broken: bool) -> Program:
     """Compile one twin; MissingExtra without the case's language."""
-    case = info.case
+    case = info.case.launched(broken)
     if case.language == "cuda":
         from tensorladder.frontends.cudacpp import Call, compile_file
 

@@ -15,9 +15,9 @@ from tensorladder.zoo.case import WORDS, CaseInfo
 
 class Host:
     def __init__(self, kernel: Any, info: CaseInfo, broken: bool):
-        case = info.case
+        case = info.case.launched(broken)
         self.kernel, self.broken = kernel, broken
-        self.grid, self.block, self.cluster, self.smem = case.grid, case.block, case.cluster, case.smem
+        self.grid, self.block, self.cluster = case.grid, case.block, case.cluster
 
     @cute.jit
     def __call__(self, x: cute.Tensor, out: cute.Tensor):

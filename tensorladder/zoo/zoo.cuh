@@ -1,5 +1,5 @@
-// mbarriers and bulk copies, as inline PTX; addresses are those of shared memory. Macros, so that an instruction's line is
-// the kernel's own.
+// mbarriers and bulk copies, as inline PTX; addresses are those of shared memory. Macros, so that an instruction is on
+// the kernel's own line.
 #pragma once
 
 constexpr bool broken = BROKEN;
@@ -17,7 +17,7 @@ using u64 = unsigned long long;
 #define TRY_WAIT(done, b, parity) \
     asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }" \
                  : "=r"(done) : "r"(SHARED(b)), "r"(parity) : "memory")
-#define WAIT(b, parity) for (u32 done = 0; !done;) TRY_WAIT(done, b, parity)
+#define WAIT(b, parity) for (u32 waited = 0; !waited;) TRY_WAIT(waited, b, parity)
 #define BULK_LOAD(to, from, bytes, b) \
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" \
                  ::"r"(SHARED(to)), "l"(from), "r"(bytes), "r"(SHARED(b)) : "memory")
@@ -27,3 +27,47 @@ using u64 = unsigned long long;
 #define BULK_COMMIT() asm volatile("cp.async.bulk.commit_group;" ::: "memory")
 #define BULK_WAIT_READ(n) asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(n) : "memory")
 #define PROXY_FENCE() asm volatile("fence.proxy.async.shared::cta;" ::: "memory")
+
+// Tensor memory: 32 columns are allocated by a warp; a warp reaches the 32 lanes of its number within a warpgroup.
+#define TMEM_ALLOC(slot, columns) \
+    asm volatile("tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%0], %1;" \
+                 ::"r"(SHARED(slot)), "n"(columns) : "memory")
+#define TMEM_RELINQUISH() asm volatile("tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;" ::: "memory")
+#define TMEM_FREE(tmem, columns) \
+    asm volatile("tcgen05.dealloc.cta_group::1.sync.aligned.b32 %0, %1;" ::"r"(tmem), "n"(columns) : "memory")
+#define TMEM_STORE(tmem, value) \
+    asm volatile("tcgen05.st.sync.aligned.32x32b.x1.b32 [%0], {%1};" ::"r"(tmem), "r"(value) : "memory")
+#define TMEM_LOAD(value, tmem) \
+    asm volatile("tcgen05.ld.sync.aligned.32x32b.x1.b32 {%0}, [%1];" : "=r"(value) : "r"(tmem) : "memory")
+#define TMEM_WAIT_ST() asm volatile("tcgen05.wait::st.sync.aligned;" ::: "memory")
+#define TMEM_WAIT_LD() asm volatile("tcgen05.wait::ld.sync.aligned;" ::: "memory")
+#define FENCE_BEFORE() asm volatile("tcgen05.fence::before_thread_sync;" ::: "memory")
+#define FENCE_AFTER() asm volatile("tcgen05.fence::after_thread_sync;" ::: "memory")
+#define MMA_COMMIT(b) \
+    asm volatile("tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%0];" \
+                 ::"r"(SHARED(b)) : "memory")
+// D = A B^T, 128 x 16 x 16 in f16 with f32 sums, operands without swizzle: 8 rows of 16 bytes are contiguous.
+#define MMA(tmem, a, b, instruction) \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, 0, 0; tcgen05.mma.cta_group::1.kind::f16 [%0], %1, %2, %3, p; }" \
+                 ::"r"(tmem), "l"(OPERAND(a)), "l"(OPERAND(b)), "r"(instruction) : "memory")
+#define OPERAND(p) ((u64)(SHARED(p) / 16) | 8ull << 16 | 16ull << 32 | 1ull << 46)
+#define INSTRUCTION(m, n) (1u << 4 | (n) / 8u << 17 | (m) / 16u << 24)
+
+// Clusters.
+#define CLUSTER_SYNC() \
+    asm volatile("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" ::: "memory")
+#define ARRIVE_PEER(b, rank) \
+    asm volatile("{ .reg .b32 r; mapa.shared::cluster.u32 r, %0, %1; " \
+                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [r]; }" \
+                 ::"r"(SHARED(b)), "r"(rank) : "memory")
+#define LOAD_PEER(value, p, rank) \
+    asm volatile("{ .reg .b32 r; mapa.shared::cluster.u32 r, %1, %2; ld.shared::cluster.u32 %0, [r]; }" \
+                 : "=r"(value) : "r"(SHARED(p)), "r"(rank) : "memory")
+#define TRY_WAIT_CLUSTER(done, b, parity) \
+    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; " \
+                 "selp.u32 %0, 1, 0, p; }" : "=r"(done) : "r"(SHARED(b)), "r"(parity) : "memory")
+#define WAIT_CLUSTER(b, parity) for (u32 waited = 0; !waited;) TRY_WAIT_CLUSTER(waited, b, parity)
+#define MULTICAST(to, from, bytes, b, mask) \
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster " \
+                 "[%0], [%1], %2, [%3], %4;" \
+                 ::"r"(SHARED(to)), "l"(from), "r"(bytes), "r"(SHARED(b)), "h"(mask) : "memory")

@@ -50,7 +50,8 @@ def finding_of(stopped: TensorladderError, kernel: str = "") -> Finding:
         return Finding("launch", message, Where(kernel=kernel or None))
     known = stopped.finding
     if not isinstance(known, tuple):
-        return Finding("timeout" if "time-out" in message else "trap", message, Where(kernel=kernel or None))
+        # without a place nothing ran: what a launch asks for is refused
+        return Finding("timeout" if "time-out" in message else "launch", message, Where(kernel=kernel or None))
     code, where = known
     kind = _KIND_OF.get(code, "trap")
     return Finding(kind, message, where, fix=_FIXES.get(kind, ""))

@@ -1,0 +1,81 @@
+"""Mutants of a right kernel: what they change, and that the checker sees the harmful ones."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("llvmlite")
+
+from tensorladder import vgpu
+from tensorladder.core.findings import Report, Verdict
+from tensorladder.zoo.mutate import mutants
+
+KERNEL = """.version 8.6
+.target sm_90a
+.address_size 64
+.visible .entry kernel(.param .u64 out)
+{
+.reg .b32 %r<32>; .reg .b64 %rd<16>; .reg .pred %p<8>;
+.shared .align 128 .b8 buf[4096];
+.shared .align 8 .b8 bar[64];
+mov.u32 %r0, %tid.x; shl.b32 %r1, %r0, 2; mov.u32 %r2, buf; add.u32 %r3, %r2, %r1; mov.u32 %r10, bar;
+setp.eq.u32 %p0, %r0, 0; ld.param.u64 %rd0, [out]; add.u64 %rd2, %rd0, 1024;
+@%p0 mbarrier.init.shared.b64 [%r10], 64;
+bar.sync 0;
+st.shared.u32 [%r3], %r0;
+fence.proxy.async.shared::cta;
+mbarrier.arrive.shared.b64 _, [%r10];
+W: mbarrier.try_wait.parity.shared.b64 %p1, [%r10], 0;
+@!%p1 bra W;
+@%p0 cp.async.bulk.global.shared::cta.bulk_group [%rd2], [%r2], 256;
+@%p0 cp.async.bulk.commit_group;
+@%p0 cp.async.bulk.wait_group.read 0;
+ret;
+}
+"""
+#: of each mutant what is found, one of these kinds, or "" where it is as right as before
+FATES = {
+    "mbarrier.init.shared.b64 removed": "barrier-init",
+    "mbarrier.init.shared.b64 doubled": "barrier-init",
+    "mbarrier.init.shared.b64 count + 1": "deadlock",
+    "mbarrier.init.shared.b64 count - 1": "barrier-count",
+    "bar.sync removed": "barrier-init",
+    "bar.sync doubled": "",
+    "fence.proxy.async.shared::cta removed": "missing-proxy-fence",
+    "fence.proxy.async.shared::cta doubled": "",
+    "mbarrier.arrive.shared.b64 removed": "deadlock",
+    "mbarrier.arrive.shared.b64 doubled": "deadlock",
+    "mbarrier.try_wait.parity.shared.b64 removed": "race missing-proxy-fence slot-reuse",
+    "mbarrier.try_wait.parity.shared.b64 parity flipped": "deadlock missing-proxy-fence",
+    "cp.async.bulk.commit_group removed": "missing-wait",
+    "cp.async.bulk.commit_group doubled": "",
+    "cp.async.bulk.wait_group.read removed": "missing-wait",
+    "cp.async.bulk.wait_group.read doubled": "",
+}
+
+
+def check(text: str) -> Report:
+    return vgpu.check(text, "kernel", 1, 64, [np.zeros(4096, np.uint32)], timeout=60)
+
+
+def test_the_kernel_itself_is_clean() -> None:
+    assert check(KERNEL).verdict is Verdict.CLEAN
+
+
+def test_every_mutant_is_made_once() -> None:
+    made = list(mutants(KERNEL))
+    assert [m.what for m in made] == list(FATES)
+    assert all(m.text != KERNEL for m in made)
+    assert [m.text.count("mbarrier.arrive") for m in made if m.op.startswith("mbarrier.arrive")] == [0, 2]
+    assert not list(mutants(KERNEL, kernel="another"))
+
+
+@pytest.mark.parametrize("mutant", list(mutants(KERNEL)), ids=lambda m: m.what)
+def test_harmful_mutants_are_flagged_and_harmless_ones_are_not(mutant) -> None:
+    report = check(mutant.text)
+    expected = set(FATES[mutant.what].split())
+    if expected:
+        assert expected.intersection(f.kind for f in report.findings)
+    else:
+        assert report.verdict is Verdict.CLEAN, report.findings
