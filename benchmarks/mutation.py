@@ -38,6 +38,8 @@ SHAPES = {
     "d2": (128, 256, 512),
     "v7": (256, 256, 512),
 }
+#: SMs, where a CTA has to go on to a second tile
+SM_COUNT = {"v7": 1}
 #: changes that leave a kernel as right as before, by opcode and change, and why
 EQUIVALENT = (
     (r"fence|wgmma\.fence|tcgen05\.fence", "doubled", "a second fence with nothing between orders nothing more"),
@@ -108,7 +110,7 @@ def judged(asked: Request, program: Program, mutant: Mutant, known: set[str]) ->
 def run(name: str, every: int = 1) -> Iterator[dict[str, Any]]:
     """A record a mutant of a rung, of each `every`-th one; the rung itself has no error."""
     info = find(name)
-    asked = plan(info, shape=SHAPES.get(info.step), timeout=60.0)
+    asked = plan(info, shape=SHAPES.get(info.step), sm_count=SM_COUNT.get(info.step), timeout=60.0)
     program = build(asked)
     text = program.modules[0].ptx
     verdict, known, wrong = check(asked, program, text, "eager")
