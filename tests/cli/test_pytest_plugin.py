@@ -1,5 +1,6 @@
 """`pytest --vgpu ARCH` on a library's test files: outcomes, reasons and the summary."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -157,7 +158,8 @@ def test_a_hazard_fails_a_test(pytester, monkeypatch):
 def test_without_the_option_nothing_is_changed(run):
     done = run("-q", "--co")
     assert done.ret != 0  # no GPU here: the conftest's own call fails
-    done.stderr.fnmatch_lines(["*Torch not compiled with CUDA*"])
+    # what torch says depends on its build
+    assert re.search("Torch not compiled with CUDA|Found no NVIDIA driver", done.stderr.str())
     done.stdout.no_fnmatch_line("*virtual GPU*")
 
 

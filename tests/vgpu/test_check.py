@@ -64,7 +64,7 @@ def wait(parity: int, n: int = 0) -> str:
 
 
 # (what is wrong, broken body, kind, repaired body)
-CASES = [
+KERNELS = [
     ("no barrier", MINE + OTHERS + OUT, "race", MINE + SYNC + OTHERS + OUT),
     ("no barrier before the next write", MINE + SYNC + OTHERS + MINE + OUT, "race",
      MINE + SYNC + OTHERS + SYNC + MINE + OUT),
@@ -94,7 +94,7 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("broken", "kind", "repaired"), [pytest.param(*c[1:], id=c[0]) for c in CASES])
+@pytest.mark.parametrize(("broken", "kind", "repaired"), [pytest.param(*c[1:], id=c[0]) for c in KERNELS])
 def test_broken_kernels_are_flagged_and_their_twins_are_clean(broken, kind, repaired) -> None:
     """Whatever schedule is run: what is found does not hang on it."""
     for policy in ("eager", "lazy", "random:5"):
