@@ -29,7 +29,7 @@ climb: setup-climb  ## run the ladder on the virtual GPU and print the table
 	@$(PY) -m tensorladder climb $(ARGS)
 
 test: setup-test  ## run all tests but the policy matrix
-	@$(PY) -m pytest -n $(JOBS) $(ARGS)
+	@$(PY) -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 matrix: setup-test  ## every rung under every policy and 20 random schedules
 	@$(PY) -m pytest --matrix -m matrix $(ARGS)

@@ -41,6 +41,11 @@ CASES = [
 ]
 
 
+def seldom(rest: bool) -> tuple:
+    """What takes long to compile and has been shown by a few cases: the rest is `make matrix`'s."""
+    return (pytest.mark.matrix,) if rest else ()
+
+
 @pytest.mark.parametrize(
     ("number", "name", "dtype", "shape", "knobs"),
     [pytest.param(i, *case, id=f"{case[0]}-{case[2]}") for i, case in enumerate(CASES)],
@@ -60,7 +65,9 @@ WALKS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "knobs"), WALKS, ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    ("name", "knobs"), [pytest.param(*one, marks=seldom(at > 0), id=one[0]) for at, one in enumerate(WALKS)]
+)
 def test_the_order_of_effects_changes_nothing_where_a_cta_does_many_tiles(name, knobs):
     info = find(name)
     found = set()
@@ -180,7 +187,7 @@ WITHOUT = [
 
 @pytest.mark.parametrize(
     ("name", "text", "instead", "shape", "knobs", "policy"),
-    [pytest.param(*c[1:], id=f"{c[1]}: {c[0]}") for c in WITHOUT],
+    [pytest.param(*c[1:], id=f"{c[1]}: {c[0]}", marks=seldom(at > 3)) for at, c in enumerate(WITHOUT)],
 )
 def test_a_rung_without_it_is_found_out(name, text, instead, shape, knobs, policy, tmp_path, monkeypatch):
     info = find(name)
