@@ -20,9 +20,8 @@ from mkdocs.structure.files import File, Files
 
 from tensorladder.draw.grid import render
 from tensorladder.draw.what import draw
-from tensorladder.measure.inspect import diff
 from tensorladder.report import lesson
-from tensorladder.report.facts import RungFacts, gather
+from tensorladder.report.facts import Facts, RungFacts, gather
 from tensorladder.report.markup import slug
 from tensorladder.rungs.rung import catalog, find
 
@@ -30,7 +29,7 @@ DOCS = Path(__file__).parent
 RESULTS = DOCS.parent / "benchmarks" / "results"
 DIRECTIVE = re.compile(r"^<!-- (\w+): (.+?)(?: \| (.+?))? -->$", re.MULTILINE)
 #: a link to a rung as `report.lesson` writes it
-TO_RUNG = re.compile(r'href="#rung:([^"]+)"')
+TO_RUNG = re.compile(r'href="#([^"]+)"')
 PAGES = {
     "z": "layouts", "a": "simt", "b": "ampere", "c": "hopper", "d": "blackwell", "v": "nine-steps", "cuda": "cuda",
     "tirx": "tirx", "fused": "fused",
@@ -75,9 +74,9 @@ PICTURES: dict[str, Callable[[str], str]] = {"draw": lambda what: render(draw(wh
 
 
 @functools.cache
-def facts() -> dict[str, RungFacts]:
-    """Every rung by its name, with the figures that are kept."""
-    return {one.info.name: one for one in gather(str(RESULTS)).rungs}
+def gathered() -> Facts:
+    """Every rung, with the figures that are kept."""
+    return gather(str(RESULTS))
 
 
 def table(series: str) -> str:
@@ -97,68 +96,40 @@ def link(name: str) -> str:
 
 def rungs(series: str) -> str:
     """The lessons of a series."""
-    return "\n\n".join(section(one) for name, one in facts().items() if one.info.series == series)
+    return "\n\n".join(section(one) for one in gathered().rungs if one.info.series == series)
 
 
 def section(one: RungFacts) -> str:
     """A rung's lesson: its docstring, what was measured, its knobs and what changed from its parent, folded."""
     info = one.info
     parts = info.sections()
+    run = "\n".join(f"$ {line.strip()}" for line in parts.get("Run", "").splitlines() if line.strip())
     text = [f"## {info.name} {{#{info.name}}}", f"**Adds** {info.adds}."]
     text += [_html(parts.get("", ""), info.name), _html(parts.get("Adds", ""), info.name)]
     for name in ("Warp roles", "Budget"):
         if parts.get(name):
             text += [f"**{name}**", _html(parts[name], info.name)]
-    text += ["```console", *(f"$ {line}" for line in _commands(parts.get("Run", ""))), "```"]
-    text += _measured(one)
+    text += [f"```console\n{run}\n```", _measured(one)]
     if info.parent:
         added, removed = one.changed()
-        text += [
-            f'??? note "Changed from {info.parent}: {added} lines more, {removed} less"', "", "    ```diff",
-            *(f"    {line}" for line in diff(info).splitlines()[2:]), "    ```",
-        ]  # fmt: skip
-    return "\n\n".join(part for part in ("\n".join(_joined(text)).split("\n\n\n")) if part)
-
-
-def _joined(parts: list[str]) -> list[str]:
-    """Blank lines between paragraphs, none inside of a fence."""
-    lines: list[str] = []
-    inside = False
-    for part in parts:
-        fence = part.strip().startswith("```")
-        lines.append(part)
-        if fence:
-            inside = not inside
-        if not inside and not part.startswith("    ") and not part.startswith("???"):
-            lines.append("")
-    return lines
+        text.append(f'??? note "Changed from {info.parent}: {added} lines more, {removed} less"')
+        text.append("\n".join(f"    {line}" for line in ("```diff", *one.diff.splitlines()[2:], "```")))
+    return "\n\n".join(part for part in text if part)
 
 
 def _html(text: str, own: str) -> str:
     """A docstring's part as HTML, without blank lines, which would end it in Markdown."""
     if not text.strip():
         return ""
-    made = lesson.blocks(text, lambda name: _anchor(name), f"of {own}", own)
+    made = lesson.blocks(text, gathered().anchor, f"of {own}", own)
     return TO_RUNG.sub(lambda found: f'href="{PAGES[find(found[1]).series]}.html#{found[1]}"', made).replace("\n", " ")
 
 
-def _anchor(name: str) -> str | None:
-    known = facts()
-    if name in known:
-        return f"rung:{name}"
-    first = next((one.info.name for one in known.values() if one.info.step == name), None)
-    return f"rung:{first}" if first else None
-
-
-def _commands(text: str) -> list[str]:
-    return [line.strip() for line in text.splitlines() if line.strip()]
-
-
-def _measured(one: RungFacts) -> list[str]:
-    """Sentences on its times in the ladder's suite."""
+def _measured(one: RungFacts) -> str:
+    """Its times in the ladder's suite as a table; "" where there are none."""
     rows = [timing for timing in one.own if timing.source.suite == "ladder"]
     if not rows:
-        return []
+        return ""
     lines = ["| measured on | M, N, K | type | us | TFLOPS | over cuBLAS |", "|---|---|---|---|---|---|"]
     for timing in rows:
         row = timing.record
@@ -168,7 +139,7 @@ def _measured(one: RungFacts) -> list[str]:
             f"| {timing.source.where} | {shape} | {row['dtype']} | {row['median_us']:.5g} | {row['tflops']:.4g} "
             f"| {ratio} |"
         )
-    return ["\n".join(lines)]
+    return "\n".join(lines)
 
 
 LISTS: dict[str, Callable[[str], str]] = {"table": table, "rungs": rungs}

@@ -6,17 +6,12 @@ So the waits are there for a reason, and the virtual GPU's schedules would not l
 
 from __future__ import annotations
 
-import dataclasses
-import textwrap
-
 import pytest
 
 pytest.importorskip("cutlass")
 pytest.importorskip("llvmlite")
 
-from tensorladder.core.errors import TensorladderError
-from tensorladder.measure.run import run_rung
-from tensorladder.rungs.rung import find, load
+from tests.rungs.removed import must_show
 
 GONE = "pass\n"
 WAIT_STORE = "cute.arch.fence_view_async_tmem_store()\n"
@@ -127,18 +122,4 @@ def marks(case: tuple) -> tuple:
     [pytest.param(*c[1:], id=f"{c[1]}: {c[0]}", marks=marks(c)) for c in CASES],
 )
 def test_a_rung_without_it_is_found_out(name, text, instead, shape, knobs, policy, tmp_path, monkeypatch):
-    info = find(name)
-    source = info.path.read_text()
-    assert source.count(text) == 1
-    module = f"{info.path.stem}_without_{len(source.partition(text)[0])}"
-    path = tmp_path / f"{module}.py"
-    path.write_text(source.replace(text, instead))
-    monkeypatch.syspath_prepend(str(tmp_path))
-    broken = dataclasses.replace(info, module=module, path=path)
-    config = dataclasses.replace(load(broken).RUNG.config(), **knobs)
-    try:
-        result = run_rung(broken, shape=shape, policy=policy, config=config, timeout=30)
-    except TensorladderError as stopped:
-        assert "internal" not in str(stopped)
-    else:
-        assert not result.ok, textwrap.shorten(f"{text!r} seems not to be needed", 100)
+    must_show(name, text, instead, shape, knobs, policy, tmp_path, monkeypatch)

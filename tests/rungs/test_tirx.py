@@ -11,12 +11,13 @@ pytest.importorskip("tvm")
 pytest.importorskip("llvmlite")
 pytest.importorskip("ml_dtypes")
 
-from tensorladder.core.errors import TensorladderError, UsageError
+from tensorladder.core.errors import UsageError
 from tensorladder.core.findings import Verdict
 from tensorladder.measure.hazards import check_rung
 from tensorladder.measure.run import plan, run_rung
 from tensorladder.rungs.rung import catalog, find, load
 from tensorladder.silicon.disassemble import find_nvdisasm, sass
+from tests.rungs.removed import must_show
 
 TIRX = [info for info in catalog() if info.series == "tirx"]
 POLICIES = ("eager", "lazy", "timed", "random:1", "random:2")
@@ -190,17 +191,4 @@ WITHOUT = [
     [pytest.param(*c[1:], id=f"{c[1]}: {c[0]}", marks=seldom(at > 3)) for at, c in enumerate(WITHOUT)],
 )
 def test_a_rung_without_it_is_found_out(name, text, instead, shape, knobs, policy, tmp_path, monkeypatch):
-    info = find(name)
-    source = info.path.read_text()
-    assert source.count(text) == 1
-    module = f"{info.path.stem}_without_{len(source.partition(text)[0])}"
-    path = tmp_path / f"{module}.py"
-    path.write_text(source.replace(text, instead))
-    monkeypatch.syspath_prepend(str(tmp_path))
-    broken = dataclasses.replace(info, module=module, path=path)
-    try:
-        result = run_rung(broken, shape=shape, policy=policy, config=configured(broken, knobs), timeout=30)
-    except TensorladderError as stopped:
-        assert "internal" not in str(stopped)
-    else:
-        assert not result.ok, f"{text!r} seems not to be needed"
+    must_show(name, text, instead, shape, knobs, policy, tmp_path, monkeypatch)
