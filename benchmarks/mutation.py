@@ -1,151 +1,293 @@
 """Mutation: a rung with one fence, wait, arrival, expect_tx, parity, count or commit changed, under the hazard checker.
 
-    python -m benchmarks.mutation c2 b7          # a table, and the share of the harmful mutants that was flagged
-    python -m benchmarks.mutation c2 --json      # a line a mutant
+    python -m benchmarks.mutation c2 b7            # what came of each mutant that no error was found in, and the shares
+    python -m benchmarks.mutation c2 --keep        # and kept in benchmarks/results/mutation.jsonl
+    python -m benchmarks.mutation --all --keep     # every rung that can be mutated
+    python -m benchmarks.mutation --summary        # the table of what is kept; 1 where something is not explained
 
-A mutant is *flagged* by a finding of rank error; it is for *review* when only findings of that rank are new. Without
-either it is *missed* where its result is wrong under one of the policies, *same* where what was changed says the same
-as before (EQUIVALENT says why), and else *harmless*: right under every policy at this shape. Those want a look.
+A mutant is *flagged* by a finding of rank error under some schedule. Without one it is *unseen* where its result is
+wrong under a schedule, for *review* where findings of that rank are new, and else *right* under every schedule at this
+shape, or *not run* there. `reason` (benchmarks.mutation_reasons) says why a change is none, or does not matter. All
+mutants of a rung are one module (zoo.mutate.schema), so the rung is compiled once.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
-import itertools
 import json
-import re
+import linecache
+import sys
 import time
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from benchmarks.mutation_reasons import IDLE, SAME, reason
 from tensorladder.core.errors import TensorladderError, UsageError
-from tensorladder.core.findings import Verdict
+from tensorladder.core.findings import Finding, Verdict
 from tensorladder.core.program import Launch, Program, Stream
 from tensorladder.measure.hazards import new_checker
 from tensorladder.measure.run import Request, VirtualTarget, build, judge, plan
-from tensorladder.rungs.rung import find
+from tensorladder.rungs.rung import catalog, find
 from tensorladder.vgpu.check import finding_of
-from tensorladder.zoo.mutate import Mutant, mutants
+from tensorladder.zoo.mutate import Mutant, Schema, schema
 
-POLICIES = ("eager", "lazy", "random:1")
-#: small shapes that go round each rung's ring of stages
-SHAPES = {
-    "b7": (128, 128, 320),
-    "c1": (128, 128, 320),
-    "c2": (128, 256, 384),
-    "d2": (128, 256, 512),
-    "v7": (256, 256, 512),
+RESULTS = Path(__file__).parent / "results" / "mutation.jsonl"
+POLICIES = ("eager", "lazy", "random:1", "random:2", "random:3")
+TIMEOUT = 30.0
+#: the smallest that go twice round a rung's ring of stages, a CTA on to further tiles: shape, SMs
+SHAPES: dict[str, tuple[tuple[int, ...], int | None]] = {
+    "a1-cluster-launch-control": ((128, 96, 64), None),
+    "a1-dependent-launch": ((32, 64, 32), None),
+    "a1-grouped": ((4, 64, 64, 32), 1),
+    "a2-smem-pipeline": ((64, 64, 160), None),
+    "b2-warp-mma": ((128, 128, 224), None),
+    "b5-tma": ((128, 128, 448), None),
+    "b7-warp-specialized": ((128, 128, 448), None),
+    "b8-register-double-buffering": ((128, 128, 448), None),
+    "b9-epilogue": ((128, 128, 224), None),
+    "b10-implicit-gemm": ((1, 8, 8, 32, 32, 3, 3, 1, 1, 1), None),
+    "c1-wgmma": ((128, 128, 448), None),
+    "c2-warp-specialized": ((128, 256, 576), None),
+    "c3-persistent": ((384, 256, 448), 1),
+    "c4-multicast": ((768, 256, 448), 2),
+    "c5-ping-pong": ((768, 256, 448), 2),
+    "c6-epilogue": ((384, 256, 448), 1),
+    "c7-fused-ping-pong": ((768, 256, 448), 2),
+    "c8-split-k": ((64, 128, 3328), None),
+    "c9-grouped": ((4, 512, 256, 448), 2),
+    "d1-tcgen05": ((128, 128, 576), None),
+    "d1-tcgen05-subtiles": ((128, 256, 576), None),
+    "d2-warp-specialized": ((128, 256, 576), None),
+    "d3-two-cta": ((256, 512, 832), None),
+    "d4-persistent": ((768, 256, 448), 2),
+    "d4-block-scaled": ((768, 256, 1792), 2),
+    "d5-epilogue": ((768, 256, 448), 2),
+    "v4-tma": ((128, 128, 448), None),
+    "v5-pipeline": ((128, 128, 320), None),
+    "v6-persistent": ((256, 256, 320), 1),
+    "v7-warp-specialized": ((256, 256, 576), 1),
+    "v8-two-cta": ((768, 256, 448), 2),
+    "v9-two-consumers": ((1024, 256, 576), 2),
+    "cuda-c1-wgmma": ((128, 128, 448), None),
+    "cuda-d1-tcgen05": ((128, 128, 576), None),
 }
-#: SMs, where a CTA has to go on to a second tile
-SM_COUNT = {"v7": 1}
-#: changes that leave a kernel as right as before, by opcode and change, and why
-EQUIVALENT = (
-    (r"fence|wgmma\.fence|tcgen05\.fence", "doubled", "a second fence with nothing between orders nothing more"),
-    (r"tcgen05\.wait|.*wait_group|.*wait_all", "doubled", "the second wait finds nothing to wait for"),
-    (r".*commit_group", "doubled", "an empty group: waits for all but the last n groups leave fewer operations"),
-    (r"bar\.|barrier\.", "doubled", "all meet twice"),
-    (r"tcgen05\.relinquish_alloc_permit", "", "the permit ends with the CTA, too"),
-)
+#: a rung in another language at the shape of its twin
+TWINS = {"tirx-": ""}
 
 
+@dataclass(frozen=True)
 class Mutated:
-    """A stream whose launches run another PTX text."""
+    """A stream whose launches run mutant `number` of a module; 0: none, and `which` says of which one."""
 
-    def __init__(self, stream: Stream, text: str):
-        self.stream, self.text = stream, text
+    stream: Stream
+    schemas: dict[str | None, Schema]
+    which: str | None = None
+    number: int = 0
 
     def enqueue(self, launch: Launch) -> None:
-        self.stream.enqueue(replace(launch, module=replace(launch.module, ptx=self.text, cubin=None)))
+        made = self.schemas[launch.module.ptx]
+        number = self.number if launch.module.ptx == self.which else 0
+        params = made.params(launch.kernel, launch.params, number)
+        module = replace(launch.module, ptx=made.text, cubin=None)
+        self.stream.enqueue(replace(launch, module=module, params=params))
 
     def synchronize(self) -> None:
         self.stream.synchronize()
 
 
-def check(asked: Request, program: Program, text: str, policy: str) -> tuple[Verdict, set[str], str]:
-    """(verdict, kinds of error and of review, "" or how the result is wrong) of a rung with another PTX text."""
-    checker = new_checker()
-    one = replace(asked, policy=policy)
-    target = VirtualTarget(one, checker)
-    case = asked.info.problem.make(asked.shape, asked.dtype, asked.seed, target.allocate)
-    stream = Mutated(target.device.stream(), text)
-    wrong = ""
-    try:
-        program(stream, *case.arrays.values())
-        stream.synchronize()
-        result = judge(one, case, 0.0, 0.0)
-        wrong = "" if result.ok else result.message
-    except UsageError:
-        raise
-    except TensorladderError as stopped:
-        checker.findings.append(finding_of(stopped))
-    report = checker.report(asked.info.name)
-    return report.verdict, {f"{f.kind}:{f.severity}" for f in report.findings}, wrong
+@dataclass
+class Subject:
+    """A rung at one shape, compiled, with the mutants of its modules."""
 
+    asked: Request
+    program: Program
 
-def judged(asked: Request, program: Program, mutant: Mutant, known: set[str]) -> tuple[str, str]:
-    """(flagged, review, missed, same or harmless; what was found, or why it is the same)."""
-    seen: set[str] = set()
-    wrong = ""
-    for policy in POLICIES:
+    def __post_init__(self) -> None:
+        self.schemas = {module.ptx: schema(module.ptx) for module in self.program.modules if module.ptx}
+        self.known: set[tuple[Any, ...]] = set()  # findings for review of the rung itself
+
+    def mutants(self) -> Iterator[tuple[str | None, Mutant]]:
+        for text, made in self.schemas.items():
+            for mutant in made.mutants:
+                yield text, mutant
+
+    def run(self, policy: str, which: str | None = None, number: int = 0) -> tuple[tuple[Finding, ...], str]:
+        """(findings, "" or how the result is wrong) under one schedule."""
+        checker = new_checker()
+        asked = replace(self.asked, policy=policy)
+        target = VirtualTarget(asked, checker)
+        case = asked.info.problem.make(asked.shape, asked.dtype, asked.seed, target.allocate)
+        stream = Mutated(target.device.stream(), self.schemas, which, number)
+        wrong = ""
         try:
-            verdict, kinds, said = check(asked, program, mutant.text, policy)
-        except UsageError as refused:  # a launch or a module that cannot be run at all
-            return "flagged", f"refused: {refused}"
-        if verdict is Verdict.ERROR:
-            return "flagged", " ".join(sorted(kind for kind in kinds if kind.endswith(":error")))
-        seen |= kinds - known
-        wrong = wrong or (f"{policy}: {said}" if said else "")
-    if wrong:
-        return "missed", wrong
-    if seen:
-        return "review", " ".join(sorted(seen))
-    for op, change, why in EQUIVALENT:
-        if re.match(op, mutant.op) and mutant.change.startswith(change):
-            return "same", why
-    return "harmless", ""
+            self.program(stream, *case.arrays.values())
+            stream.synchronize()
+            result = judge(asked, case, 0.0, 0.0)
+            wrong = "" if result.ok else result.message
+        except UsageError:
+            raise
+        except TensorladderError as stopped:
+            checker.findings.append(finding_of(stopped))
+        return checker.report(asked.info.name).findings, wrong
+
+    def learn(self) -> None:
+        """What is found in the rung itself; UsageError where that is an error."""
+        for policy in POLICIES:
+            findings, wrong = self.run(policy)
+            if wrong or any(f.severity is Verdict.ERROR for f in findings):
+                raise UsageError(f"{self.asked.info.name} itself is not right under {policy}: {wrong} {findings}")
+            self.known |= {f.key() for f in findings}
+
+    def reached(self, which: str | None, mutant: Mutant) -> bool:
+        """Whether what is changed is executed at this shape."""
+        return any(f.kind == "trap" for f in self.run("eager", which, mutant.probe)[0])
+
+    def fate(self, which: str | None, mutant: Mutant) -> dict[str, Any]:
+        """fate, and the kinds of what was found (of errors where there are any), and how the result was wrong."""
+        seen: set[str] = set()
+        wrong = ""
+        for policy in POLICIES:
+            try:
+                findings, said = self.run(policy, which, mutant.number)
+            except UsageError as refused:  # a launch or a module that cannot be run at all
+                return {"fate": "flagged", "kinds": ["launch"], "wrong": str(refused)}
+            errors = {f.kind for f in findings if f.severity is Verdict.ERROR}
+            if errors:
+                return {"fate": "flagged", "kinds": sorted(errors), "wrong": ""}
+            seen |= {f.kind for f in findings if f.key() not in self.known}
+            wrong = wrong or (f"{policy}: {said}" if said else "")
+        fate = "review" if seen else "unseen" if wrong else "right" if self.reached(which, mutant) else "not run"
+        return {"fate": fate, "kinds": sorted(seen), "wrong": wrong}
 
 
-def run(name: str, every: int = 1) -> Iterator[dict[str, Any]]:
-    """A record a mutant of a rung, of each `every`-th one; the rung itself has no error."""
+def subject(name: str) -> Subject:
+    """A rung at the shape of SHAPES; UsageError where nothing of it can be mutated."""
     info = find(name)
-    asked = plan(info, shape=SHAPES.get(info.step), sm_count=SM_COUNT.get(info.step), timeout=60.0)
-    program = build(asked)
-    text = program.modules[0].ptx
-    verdict, known, wrong = check(asked, program, text, "eager")
-    if verdict is Verdict.ERROR or wrong:
-        raise UsageError(f"{info.name} itself is not right: {known} {wrong}")
-    for mutant in itertools.islice(mutants(text), 0, None, every):
+    twin = next((find(to + name.removeprefix(by)).name for by, to in TWINS.items() if name.startswith(by)), info.name)
+    shape, sm_count = SHAPES.get(info.name) or SHAPES.get(twin) or (None, None)
+    asked = plan(info, shape=shape, sm_count=sm_count, timeout=TIMEOUT)
+    return Subject(asked, build(asked))
+
+
+def records(name: str, every: int = 1) -> Iterator[dict[str, Any]]:
+    """A record a mutant of a rung, of each `every`-th one."""
+    rung = subject(name)
+    todo = list(rung.mutants())[::every]
+    if not todo:
+        return
+    rung.learn()
+    asked = rung.asked
+    for which, mutant in todo:
         start = time.perf_counter()
-        fate, found = judged(asked, program, mutant, known)
+        found = rung.fate(which, mutant)
+        file, line = mutant.source or ("", 0)
         yield {
-            "rung": info.name, "mutant": mutant.what, "op": mutant.op, "change": mutant.change, "ptx_line": mutant.line,
-            "line": mutant.source[1] if mutant.source else None, "fate": fate, "found": found,
-            "seconds": round(time.perf_counter() - start, 1),
+            "rung": asked.info.name, "shape": list(asked.shape), "sm_count": asked.sm_count, "op": mutant.op,
+            "change": mutant.change, "ptx_line": mutant.line, "file": Path(file).name, "line": line,
+            "code": linecache.getline(file, line).strip(), **found, "seconds": round(time.perf_counter() - start, 2),
         }  # fmt: skip
 
 
-def main() -> None:
+# ---------------------------------------------------------------- what is kept, and its table
+def kept() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+
+
+def keep(name: str, found: Iterable[dict[str, Any]]) -> None:
+    """A rung's mutants take the place of those kept before: a line for those flagged, and one for each other."""
+    found = list(found)
+    flagged = [record for record in found if record["fate"] == "flagged"]
+    head = {key: found[0][key] for key in ("rung", "shape", "sm_count")}
+    kinds = collections.Counter(kind for record in flagged for kind in record["kinds"])
+    lines = [{**head, "fate": "flagged", "mutants": len(flagged), "kinds": dict(sorted(kinds.items()))}]
+    for record in found:
+        if record["fate"] != "flagged":
+            lines.append({key: value for key, value in record.items() if key not in ("shape", "sm_count", "seconds")})
+    others = [record for record in kept() if record["rung"] != name]
+    made = sorted([*others, *lines], key=lambda record: record["rung"])
+    RESULTS.write_text("".join(json.dumps(record) + "\n" for record in made))
+
+
+COLUMNS = ("rung", "mutants", "no effect", "harmful", "error", "review", "unseen", "error share", "unexplained")
+
+
+def row(name: str, of: list[dict[str, Any]]) -> dict[str, Any]:
+    """A rung's line of the table. harmful: all but what has no effect; unseen: of those, nothing was found."""
+    count: collections.Counter[str] = collections.Counter()
+    for record in of:
+        if record["fate"] == "flagged":
+            count["error"] += record.get("mutants", 1)
+            continue
+        rule = reason(record)
+        count["unexplained"] += rule is None
+        harmless = rule is not None and rule.effect in (SAME, IDLE)
+        count["no effect" if harmless else "review" if record["fate"] == "review" else "unseen"] += 1
+    harmful = count["error"] + count["review"] + count["unseen"]
+    share = f"{count['error'] / harmful:.3f}" if harmful else ""
+    made = {"rung": name, "mutants": harmful + count["no effect"], "harmful": harmful, "error share": share}
+    return {key: made.get(key, count[key]) for key in COLUMNS}
+
+
+def summary(as_json: bool) -> int:
+    """Print the table of what is kept, and what it does not explain; 1 where there is such a mutant."""
+    by: dict[str, list[dict[str, Any]]] = collections.defaultdict(list)
+    for record in kept():
+        by[record["rung"]].append(record)
+    rows = [row(name, of) for name, of in by.items()]
+    total = {key: sum(one[key] for one in rows) for key in COLUMNS if key not in ("rung", "error share")}
+    total |= {"rung": "all", "error share": f"{total['error'] / max(total['harmful'], 1):.3f}"}
+    for one in [*rows, total]:
+        if as_json:
+            print(json.dumps(one))
+    if not as_json:
+        print(" | ".join(COLUMNS))
+        for one in [*rows, total]:
+            print(" | ".join(str(one[key]) for key in COLUMNS))
+    rest = [(r, reason(r)) for of in by.values() for r in of if r["fate"] != "flagged"]
+    for text, count in collections.Counter(f"{why.effect}: {why.why}" for _, why in rest if why).most_common():
+        print(f"{count:5}  {text}", file=sys.stderr)
+    left = [record for record, why in rest if why is None]
+    for record in left:
+        print(line_of(record), file=sys.stderr)
+    return 1 if left else 0
+
+
+def line_of(record: dict[str, Any]) -> str:
+    place = f"{record['file']}:{record['line']} PTX {record['ptx_line']}"
+    what = f"{record['op']} {record['change']}"
+    why = reason(record)
+    text = " ".join([*record["kinds"], record["wrong"], why.why if why else ""]).strip()
+    return f"{record['rung']:24} {record['fate']:8} {place}  {what}: {text}  [{record['code'][:70]}]"
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("rungs", nargs="+", metavar="RUNG")
+    parser.add_argument("rungs", nargs="*", metavar="RUNG")
+    parser.add_argument("--all", action="store_true", help="every rung")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="only each Nth mutant")
+    parser.add_argument("--keep", action="store_true", help="write the results to benchmarks/results/mutation.jsonl")
+    parser.add_argument("--summary", action="store_true", help="the table of what is kept")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
-    fates: collections.Counter[str] = collections.Counter()
-    for name in asked.rungs:
-        for record in run(name, max(asked.every, 1)):
-            fates[record["fate"]] += 1
+    if asked.summary:
+        return summary(asked.json)
+    for name in [rung.name for rung in catalog()] if asked.all else asked.rungs:
+        name, found = find(name).name, []
+        for record in records(name, max(asked.every, 1)):
+            found.append(record)
             if asked.json:
                 print(json.dumps(record), flush=True)
-            else:
-                place = f"line {record['line'] or '?':>4} PTX {record['ptx_line']:>5}"
-                print(
-                    f"{record['rung']:24} {record['fate']:9} {place}  {record['mutant']}: {record['found']}", flush=True
-                )
-    harmful = fates["flagged"] + fates["review"] + fates["missed"]
-    print(json.dumps({"summary": dict(fates), "seen": round((harmful - fates["missed"]) / max(harmful, 1), 4)}))
+            elif record["fate"] != "flagged":
+                print(line_of(record), flush=True)
+        if found:
+            print(json.dumps(row(name, found)), flush=True)
+            if asked.keep:
+                keep(name, found)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

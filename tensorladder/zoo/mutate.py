@@ -1,8 +1,8 @@
 """Mutants of a PTX text: one fence, wait, arrival, expect_tx, parity, count or commit removed, doubled or changed.
 
-    for mutant in mutants(text, kernel):
-        mutant.text                # the module with one instruction changed
-        mutant.what                # "mbarrier.arrive.shared.b64 removed"
+    made = schema(text)                                  # all of them in one module, which is compiled once
+    made.mutants[3].what                                 # "mbarrier.arrive.shared.b64 removed"
+    made.params(kernel, params, made.mutants[3].number)  # a parameter more says which one a launch runs
 
 Where in the text an instruction stands is found from its parsed form (`vgpu.ptx`): line, guard, opcode, up to the
 semicolon. The names of what is removed are PTX's own.
@@ -12,24 +12,26 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
-from tensorladder.core.errors import UsageError
 from tensorladder.vgpu.ptx import parse
 from tensorladder.vgpu.ptx.nodes import Instr
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A changed module. op: the opcode that was changed; change: how; line: of the PTX; source: file and line, where
-    the PTX says so."""
+    """A change of a module. op: the opcode that is changed; change: how; line: of the PTX; source: file and line, where
+    the PTX says so; number: in its schema, from 1; probe: the number with which the kernel traps there instead.
+    """
 
     op: str
     change: str
     line: int
     source: tuple[str, int] | None
-    text: str
+    number: int
+    probe: int
 
     @property
     def what(self) -> str:
@@ -110,18 +112,85 @@ CHANGES: tuple[tuple[str, tuple[Change, ...]], ...] = (
     )),
     (r"bar\.warp\.sync", (REMOVED, DOUBLED)),
     (r"barrier\.cluster\.(arrive|wait)", (REMOVED,)),
+    (r"griddepcontrol\.wait", (REMOVED, DOUBLED)),
     (r"wgmma\.(fence|commit_group|wait_group)", (REMOVED, DOUBLED)),
     (r"cp\.async\.(bulk\.)?(commit_group|wait_group|wait_all)", (REMOVED, DOUBLED)),
     (r"tcgen05\.(commit|wait|fence|relinquish_alloc_permit|dealloc)", (REMOVED, DOUBLED)),
 )  # fmt: skip
 
 
-def mutants(text: str, kernel: str | None = None) -> Iterator[Mutant]:
-    """Every mutant of a module, or of one of its kernels; each parses."""
+@dataclass(frozen=True)
+class Schema:
+    """All mutants of a module in one text, after Untch, Offutt and Harrold, "Mutation analysis using mutant schemata"
+    (ISSTA 1993): where an instruction is changed the kernel branches on a parameter more. 0 there is the kernel itself.
+    """
+
+    text: str
+    mutants: tuple[Mutant, ...]
+
+    @cached_property
+    def _offsets(self) -> dict[str, int]:
+        return {name: kernel.params[-1].offset for name, kernel in parse(self.text).kernels.items()}
+
+    def params(self, kernel: str, params: bytes, number: int) -> bytes:
+        """A launch's parameter block for mutant `number` (0: none)."""
+        offset = self._offsets[kernel]
+        return params[:offset].ljust(offset, b"\0") + number.to_bytes(4, "little")
+
+
+_WHICH = "tl_mutant"
+
+
+def schema(text: str) -> Schema:
+    """Every mutant of a module's kernels in one text, line by line as it was. Raises UsageError where one of the
+    changed instructions stands in a function that is no kernel."""
+    pieces: list[str] = []
+    found: list[Mutant] = []
+    first, last = 1, 0
+    for site in _sites(text):
+        probe = first + len(site.changes)
+        for n, (change, _) in enumerate(site.changes, first):
+            found.append(Mutant(site.instr.text, change, site.instr.line, site.source, n, probe))
+        pieces += [text[last : site.start], _switch(site, first)]
+        first, last = probe + 1, site.end
+    made = re.sub(r"(\.entry\s+[\w$]+\s*\()([^()]*)\)", _with_parameter, "".join([*pieces, text[last:]]))
+    parse(made)
+    return Schema(made, tuple(found))
+
+
+def _with_parameter(entry: re.Match[str]) -> str:
+    comma = "," if entry[2].strip() else ""
+    return f"{entry[1]}{entry[2]}{comma} .param .u32 {_WHICH})"
+
+
+def _switch(site: _Site, first: int) -> str:
+    """The instruction, or what mutant `first` and those after it make of it, or in the end a trap."""
+    label = f"$tl_{first}"
+    instead = [*(new for _, new in site.changes), f"{_read(site.old).guard}trap;"]
+    tests = [f"setp.eq.u32 %tl_is, %tl_which, {first + n}; @%tl_is bra {label}_{n};" for n in range(len(instead))]
+    bodies = [f"{label}_{n}: {new} bra {label}_end;" for n, new in enumerate(instead)]
+    head = f"{{ .reg .b32 %tl_which; .reg .pred %tl_is; ld.param.u32 %tl_which, [{_WHICH}];"
+    return " ".join([head, *tests, site.old, f"bra {label}_end;", *bodies, f"{label}_end: }}"])
+
+
+@dataclass(frozen=True)
+class _Site:
+    """An instruction that can be changed: where it stands in the text, how it is written, and the new statements."""
+
+    instr: Instr
+    source: tuple[str, int] | None
+    start: int
+    end: int
+    old: str
+    changes: tuple[tuple[str, str], ...]
+
+
+def _sites(text: str) -> list[_Site]:
+    """What can be changed, in the text's order."""
     module = parse(text)
     starts = _line_starts(text)
-    bodies = [f.body for f in module.functions.values() if kernel is None or f.name == kernel]
-    for instr in (i for body in bodies for i in body if isinstance(i, Instr)):
+    found = []
+    for instr in (i for f in module.functions.values() for i in f.body if isinstance(i, Instr)):
         changes = next((c for pattern, c in CHANGES if re.match(pattern, instr.text)), ())
         span = _span(text, starts, instr) if changes else None
         if span is None:
@@ -130,15 +199,9 @@ def mutants(text: str, kernel: str | None = None) -> Iterator[Mutant]:
         statement = _read(old)
         file, row, _ = instr.loc
         source = (module.files[file], row) if file in module.files and row else None
-        for name, change in changes:
-            new = change(old, statement)
-            if new is not None:
-                changed = text[: span[0]] + new + text[span[1] :]
-                try:
-                    parse(changed)
-                except UsageError:
-                    continue
-                yield Mutant(instr.text, name, instr.line, source, changed)
+        made = tuple((name, new) for name, change in changes if (new := change(old, statement)) is not None)
+        found.append(_Site(instr, source, *span, old, made))
+    return sorted(found, key=lambda site: site.start)
 
 
 def _line_starts(text: str) -> list[int]:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.peers import checked
 
 pytestmark = pytest.mark.peers
 
@@ -162,21 +163,11 @@ COURSE_PRINTS = ["z0_swizzle", "z1_tv2mn"]
 
 
 def run(script: str, arch: str, arguments: str, policy: str = "eager") -> subprocess.CompletedProcess[str]:
-    command = [
-        sys.executable,
-        "-m",
-        "tensorladder",
-        "exec",
-        "--arch",
-        arch,
-        "--async",
-        policy,
-        script,
-        *arguments.split(),
-    ]
+    command = checked.exec_command(script, arch, policy, arguments.split())
     # The examples import their neighbours by folder.
     root = script.split("/CuTeDSL/")[0] + "/CuTeDSL" if "/CuTeDSL/" in script else ""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))}
+    path = [root, str(checked.HOME), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, path))}
     return subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
 
 

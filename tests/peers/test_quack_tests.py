@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.peers import checked
+
 pytestmark = pytest.mark.peers
 
 # file, architecture, how many of its tests
@@ -33,6 +35,7 @@ FILES = [
     ("test_gemm_split_k.py", "sm_100a", 3),
 ]
 SUMMARY = re.compile(r"^(\d+) tests: (.*); (\d+) launched kernels$", re.M)
+HAZARD = re.compile(r"^ +(\d+) (error|review): ([\w-]+)$", re.M)
 
 
 @pytest.fixture(scope="session")
@@ -58,8 +61,13 @@ def test_quack_file(quack, tmp_path, file, arch, count) -> None:
     step = max(len(names) // count, 1)
     chosen = tmp_path / "chosen.txt"
     chosen.write_text("\n".join(names[step // 2 :: step][:count]))
-    done = run(quack, "--vgpu", arch, "--vgpu-timeout", "300", f"@{chosen}")
+    findings = os.environ.get(checked.FINDINGS)
+    hazards = ["--vgpu-check"] if findings else []
+    done = run(quack, "--vgpu", arch, "--vgpu-timeout", "300", *hazards, f"@{chosen}")
     found = SUMMARY.search(done.stdout)
     assert found, done.stdout[-2000:] + done.stderr[-2000:]
+    if findings:
+        kinds = [(m[2], m[3]) for m in HAZARD.finditer(done.stdout, found.end()) for _ in range(int(m[1]))]
+        checked.write(findings, [{"verdict": rank, "kind": kind} for rank, kind in kinds], arch)
     print(done.stdout[found.start() :])  # with the reasons of what is incomplete (pytest -s)
     assert "failed" not in found[2] and "passed" in found[2], done.stdout[-3000:]

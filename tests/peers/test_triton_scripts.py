@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.peers import checked
 
 pytestmark = pytest.mark.peers
 
@@ -30,8 +31,9 @@ WITH_SWEEP = [
 
 
 def assert_runs(script: Path, arch: str, folder: Path) -> None:
-    command = [sys.executable, "-m", "tensorladder", "exec", "--arch", arch, str(script)]
-    environment = os.environ | {"TRITON_CACHE_DIR": str(folder / "cache"), "MPLBACKEND": "agg"}
+    path = os.pathsep.join(filter(None, [str(checked.HOME), os.environ.get("PYTHONPATH", "")]))
+    environment = os.environ | {"TRITON_CACHE_DIR": str(folder / "cache"), "MPLBACKEND": "agg", "PYTHONPATH": path}
+    command = checked.exec_command(script, arch, "eager")
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment, cwd=folder)
     assert done.returncode == 0, (done.stdout + done.stderr)[-2000:]
     assert "Torch differ" not in done.stdout, done.stdout[-500:]  # the third tutorial only prints it

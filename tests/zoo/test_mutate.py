@@ -9,7 +9,7 @@ pytest.importorskip("llvmlite")
 
 from tensorladder import vgpu
 from tensorladder.core.findings import Report, Verdict
-from tensorladder.zoo.mutate import mutants
+from tensorladder.zoo.mutate import schema
 
 KERNEL = """.version 8.6
 .target sm_90a
@@ -55,27 +55,45 @@ FATES = {
 }
 
 
-def check(text: str) -> Report:
-    return vgpu.check(text, "kernel", 1, 64, [np.zeros(4096, np.uint32)], timeout=60)
+MADE = schema(KERNEL)
+
+
+def check(number: int) -> Report:
+    arguments = [np.zeros(4096, np.uint32), np.uint32(number)]
+    return vgpu.check(MADE.text, "kernel", 1, 64, arguments, timeout=60)
 
 
 def test_the_kernel_itself_is_clean() -> None:
-    assert check(KERNEL).verdict is Verdict.CLEAN
+    assert check(0).verdict is Verdict.CLEAN
 
 
 def test_every_mutant_is_made_once() -> None:
-    made = list(mutants(KERNEL))
-    assert [m.what for m in made] == list(FATES)
-    assert all(m.text != KERNEL for m in made)
-    assert [m.text.count("mbarrier.arrive") for m in made if m.op.startswith("mbarrier.arrive")] == [0, 2]
-    assert not list(mutants(KERNEL, kernel="another"))
+    assert [m.what for m in MADE.mutants] == list(FATES)
+    assert len({m.number for m in MADE.mutants} | {m.probe for m in MADE.mutants}) == len(FATES) + 7
+    assert MADE.text.count("\n") == KERNEL.count("\n")
+    assert MADE.text.count("mbarrier.arrive") == KERNEL.count("mbarrier.arrive") + 2  # doubled
 
 
-@pytest.mark.parametrize("mutant", list(mutants(KERNEL)), ids=lambda m: m.what)
+def test_the_parameter_stands_behind_the_kernels_own() -> None:
+    assert MADE.params("kernel", b"\1" * 8, 7) == b"\1" * 8 + b"\7\0\0\0"
+
+
+@pytest.mark.parametrize("mutant", MADE.mutants, ids=lambda m: m.what)
 def test_harmful_mutants_are_flagged_and_harmless_ones_are_not(mutant) -> None:
-    report = check(mutant.text)
+    report = check(mutant.number)
     expected = set(FATES[mutant.what].split())
     if expected:
         assert expected.intersection(f.kind for f in report.findings)
     else:
         assert report.verdict is Verdict.CLEAN, report.findings
+
+
+def test_a_probe_traps_where_the_instruction_stands() -> None:
+    assert {f.kind for f in check(MADE.mutants[-1].probe).findings} == {"trap"}
+
+
+def test_a_mutant_of_the_schema_is_the_kernel_without_the_instruction() -> None:
+    fence = "fence.proxy.async.shared::cta"
+    (mutant,) = (m for m in MADE.mutants if m.what == f"{fence} removed")
+    direct = vgpu.check(KERNEL.replace(f"{fence};", ""), "kernel", 1, 64, [np.zeros(4096, np.uint32)], timeout=60)
+    assert [f.key() for f in check(mutant.number).findings] == [f.key() for f in direct.findings] != []

@@ -1,0 +1,71 @@
+"""Why a mutant that no error was found in is no fault, does no harm, or is for review alone (benchmarks.mutation)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+#: the change says the same as before, in any kernel
+SAME = "same"
+#: nothing in this kernel depends on what was changed
+IDLE = "idle"
+#: a fault that is for review by design: what it does to the result hangs on the chip
+REVIEW = "review"
+#: a fault that the checker does not see
+BLIND = "blind"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Mutants that a reason is for: patterns of the opcode, the change, and where given of rung and source line."""
+
+    op: str
+    change: str
+    effect: str
+    why: str
+    rung: str = ""
+    code: str = ""
+    fates: tuple[str, ...] = ("right", "review")
+
+    def fits(self, record: dict[str, Any]) -> bool:
+        return (
+            record["fate"] in self.fates
+            and not record["wrong"]
+            and all(
+                re.search(pattern, record[key])
+                for key, pattern in (("op", self.op), ("change", self.change), ("rung", self.rung), ("code", self.code))
+            )
+        )
+
+
+RULES = (
+    Rule("", "", IDLE, "never executed at this shape", fates=("not run",)),
+    # ------------------------------------------------------------ the same as before
+    Rule(r"fence|membar", "doubled", SAME, "a second fence with nothing between orders nothing more"),
+    Rule(r"tcgen05\.wait|wait_(group|all)|griddepcontrol\.wait", "doubled", SAME, "a second wait finds nothing left"),
+    Rule(r"commit_group", "doubled", SAME, "an empty group: a wait for all but the last n leaves fewer operations"),
+    Rule(r"^(bar|barrier)\.", "doubled", SAME, "all meet twice"),
+    Rule(r"tcgen05\.relinquish_alloc_permit", "", SAME, "the permit ends with the CTA, too"),
+    # ------------------------------------------------------------ no harm in this kernel
+    Rule(r"try_wait", "removed|flipped", IDLE, "the first wait for a slot that nobody has used passes at once",
+         code=r"acquire|empty|fill", fates=("right",)),
+    Rule(r"wgmma\.fence", "removed", IDLE, "no register of the WGMMA was touched since the one before"),
+    Rule(r"commit_group", "removed", IDLE, "the next commit, or the wait for all, covers it", fates=("right",)),
+    Rule(r"bar\.warp\.sync", "removed", IDLE, "what comes before is executed by all lanes together (.aligned)"),
+    Rule(r"griddepcontrol\.wait", "removed", IDLE, "no launch before it writes what it reads"),
+    # ------------------------------------------------------------ for review
+    Rule(r"mbarrier\.init", "count", REVIEW, "a phase ends an arrival early, wrong where that one is late"),
+    Rule(r"fence\.mbarrier_init", "removed", REVIEW, "initialised before a CTA barrier, not fenced for other proxies",
+         fates=("review",)),
+    Rule(r"try_wait", "flipped", REVIEW, "waits for the phase before or after, which passes as the chip has it",
+         fates=("review",)),
+    Rule(r"tcgen05\.(fence|wait)", "removed", REVIEW, "what is not ordered comes late enough on most chips",
+         fates=("review",)),
+    Rule(r"tcgen05\.dealloc", "doubled", REVIEW, "frees what is free: harmless where nobody has allocated it since"),
+)  # fmt: skip
+
+
+def reason(record: dict[str, Any]) -> Rule | None:
+    """Why a mutant is no error; None where its result is wrong, or nobody has said."""
+    return next((rule for rule in RULES if rule.fits(record)), None)

@@ -1,0 +1,75 @@
+"""Third-party kernels under the hazard checker: the table of what was found, and whose fault it is.
+
+    TENSORLADDER_PEERS_CHECKED=F.jsonl make peers PEERS=folder      # runs them: a line a test in F.jsonl
+    python -m benchmarks.peers_checked --keep F.jsonl               # into benchmarks/results/peers-checked.jsonl
+    python -m benchmarks.peers_checked                              # the table; 1 where an error is not explained
+
+A finding of rank error is the kernel's fault where `tests.peers.checked.KNOWN` says why, and else the checker's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.peers.checked import unexplained, why
+
+RESULTS = Path(__file__).parent / "results" / "peers-checked.jsonl"
+
+
+def read(path: Path) -> dict[str, dict[str, Any]]:
+    """Records by test; a later line takes the place of an earlier one."""
+    if not path.exists():
+        return {}
+    return {record["test"]: record for record in map(json.loads, path.read_text(encoding="utf-8").splitlines())}
+
+
+def keep(path: Path) -> None:
+    """Add a run's lines to the results. Places in files that only this machine has are left out."""
+    made = read(RESULTS)
+    for test, record in read(path).items():
+        faults = [fault | {key: _place(fault[key]) for key in ("where", "other")} for fault in record["faults"]]
+        made[test] = {**record, "faults": faults}
+    RESULTS.write_text("".join(json.dumps(made[test]) + "\n" for test in sorted(made)), encoding="utf-8")
+
+
+def _place(where: dict[str, Any] | None) -> dict[str, Any] | None:
+    if not where:
+        return None
+    kept = {key: where[key] for key in ("what", "line", "kernel") if key in where}
+    return kept | ({"file": Path(where["file"]).name} if where.get("file") else {})
+
+
+def row(record: dict[str, Any]) -> tuple[str, ...]:
+    def said(kinds: dict[str, int]) -> str:
+        return ", ".join(f"{kind} {count}" if count > 1 else kind for kind, count in kinds.items())
+
+    owners = sorted({"/".join(file.split("/")[:2]) for file in record["files"]})
+    return (
+        " ".join(owners), record["test"].partition("::")[2], " ".join(record["arch"]), record["verdict"],
+        said(record["errors"]), said(record["reviews"]), why(record["test"]) if record["errors"] else "",
+    )  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--keep", metavar="F.jsonl", type=Path, help="add the lines of a run to the results")
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    if asked.keep:
+        keep(asked.keep)
+    records = list(read(RESULTS).values())
+    strange = [r for r in records if unexplained(r["test"], [{"verdict": "error", **f} for f in r["faults"]])]
+    for record in records:
+        print(json.dumps(record) if asked.json else " | ".join(row(record)))
+    verdicts = collections.Counter(record["verdict"] for record in records)
+    print(json.dumps({"summary": dict(verdicts), "not explained": [record["test"] for record in strange]}))
+    return 1 if strange else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

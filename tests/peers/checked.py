@@ -1,0 +1,124 @@
+"""Third-party kernels under the hazard checker.
+
+    TENSORLADDER_PEERS_CHECKED=F.jsonl make peers PEERS=folder      # a line a test is added to F.jsonl
+    python -m benchmarks.peers_checked                              # the table of what is kept
+
+Where the variable names a file, every test of this folder runs its kernels under the checker and fails at a finding of
+rank error that `KNOWN` does not explain. Scripts run in processes of their own: as `tensorladder exec --check` runs
+them, but this file writes the findings for the test to read:
+
+    python -m tests.peers.checked FINDINGS.jsonl SCRIPT ARCH POLICY ARGS...
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+HOME = Path(__file__).parents[2]
+RECORDS = "TENSORLADDER_PEERS_CHECKED"
+#: set for a test's time: where the processes that it starts leave their findings
+FINDINGS = "TENSORLADDER_PEERS_FINDINGS"
+
+#: kernels that are at fault, by test (a pattern): kinds of error, and the reason
+KNOWN: tuple[tuple[str, tuple[str, ...], str], ...] = (
+    (
+        r"test_tirx_book.*\[[123]\b", ("missing-proxy-fence",),
+        "threads copy A and B into shared memory and tcgen05.mma reads them: no fence.proxy.async",
+    ),
+    (
+        r"test_tirx_book.*\[[89]\b", ("barrier-init",),
+        "the peer CTA signals barriers after a CTA barrier alone: they may not be initialised yet",
+    ),
+    (
+        r"test_async_copy.*MultiStage(I|LargeChunk)\b", ("slot-reuse", "missing-wait"),
+        "five stages are in flight in four buffers",
+    ),
+    (
+        r"test_async_copy.*LargeChunkAWBarrier", ("barrier-init",),
+        "threads of 16 x 16 whose x is 0 initialise one barrier, 16 times: undefined with no mbarrier.inval between",
+    ),
+    (
+        r"test_cutlass_example\[fmha\.py", ("missing-wait",),
+        "the epilogue's last TMA stores are not waited for: its PipelineTmaStore has no producer_tail",
+    ),
+)  # fmt: skip
+
+
+def exec_command(script: str | Path, arch: str, policy: str, arguments: Sequence[str] = ()) -> list[str]:
+    """`tensorladder exec`, under the checker where the test is checked."""
+    findings = os.environ.get(FINDINGS)
+    if findings:
+        return [sys.executable, "-m", "tests.peers.checked", findings, str(script), arch, policy, *arguments]
+    return [
+        sys.executable, "-m", "tensorladder", "exec", "--arch", arch, "--async", policy, str(script), *arguments,
+    ]  # fmt: skip
+
+
+def write(path: str | Path, findings: Sequence[dict[str, Any]], arch: str) -> None:
+    """Add findings to a file, a JSON object a line; where there are none, a line that says so."""
+    with open(path, "a", encoding="utf-8") as out:
+        for finding in findings or [{"verdict": "clean"}]:
+            out.write(json.dumps({**finding, "arch": arch}) + "\n")
+
+
+def found_by(checker: Any) -> list[dict[str, Any]]:
+    return [finding.to_json() for finding in checker.report("").findings]
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+
+
+def unexplained(test: str, findings: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Findings of rank error that KNOWN does not name."""
+    kinds = {kind for pattern, known, _ in KNOWN if re.search(pattern, test) for kind in known}
+    return [f for f in findings if f["verdict"] == "error" and f["kind"] not in kinds]
+
+
+def why(test: str) -> str:
+    """What KNOWN says of a test's kernels."""
+    return "; ".join(said for pattern, _, said in KNOWN if re.search(pattern, test))
+
+
+def record(test: str, files: Sequence[str], findings: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """A line of the results: what of a test's kernels was found."""
+    ranks = ("clean", "review", "incomplete", "error")
+    verdict = max((f["verdict"] for f in findings), key=ranks.index, default="none launched")
+
+    def kinds(rank: str) -> dict[str, int]:
+        return dict(sorted(Counter(f["kind"] for f in findings if f["verdict"] == rank).items()))
+
+    errors = [f for f in findings if f["verdict"] == "error"]
+    return {
+        "test": test, "files": sorted(set(files)), "arch": sorted({f["arch"] for f in findings}), "verdict": verdict,
+        "errors": kinds("error"), "reviews": kinds("review"),
+        "faults": [{key: f.get(key) for key in ("kind", "message", "where", "other")} for f in errors],
+    }  # fmt: skip
+
+
+def main(findings: str, script: str, arch: str, policy: str, *arguments: str) -> int:
+    """Run a script as `tensorladder exec --check` does, and keep what the checker found."""
+    from tensorladder.core.errors import TensorladderError
+    from tensorladder.measure.hazards import new_checker
+    from tensorladder.measure.scripts import run_script
+
+    checker, code = new_checker(), 1
+    try:
+        code = run_script(script, arguments, arch=arch, policy=policy, checker=checker)
+    except TensorladderError as error:
+        print(error, file=sys.stderr)
+        checker.stopped(error)
+    finally:
+        write(findings, found_by(checker), arch)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
