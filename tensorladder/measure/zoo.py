@@ -44,8 +44,6 @@ def check(info: CaseInfo, broken: bool, policy: str | None = None) -> Outcome:
     import numpy as np
 
     from tensorladder.vgpu import Device
-    from tensorladder.vgpu.check.errors import finding_of
-
     checker = new_checker()
     policy = policy or info.case.policy
     device = Device(info.case.arch, policy, timeout=SECONDS, checker=checker)
@@ -59,7 +57,7 @@ def check(info: CaseInfo, broken: bool, policy: str | None = None) -> Outcome:
     except MissingExtra:
         raise
     except TensorladderError as stopped:
-        checker.findings.append(finding_of(stopped))
+        checker.stopped(stopped)
     report = checker.report(info.name)
     why = (_flagged if broken else _clean)(info, report)
     return Outcome(info, broken, report, not why, why)

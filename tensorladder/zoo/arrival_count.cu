@@ -52,3 +52,33 @@ KERNEL(count_two_wait_on_each_other) {
         ARRIVE(&empty);
     }
 }
+
+KERNEL(count_a_warp_too_few) {
+    __shared__ u64 full, empty;
+    const u32 t = threadIdx.x;
+    if (t == 0) {
+        BARRIER_INIT(&full, 1);
+        BARRIER_INIT(&empty, broken ? 3 : 4);
+    }
+    __syncthreads();
+    for (u32 round = 0; round < 2; ++round) {
+        if (t < 32) {
+            WAIT(&empty, (round & 1) ^ 1);
+            if (t == 0) ARRIVE(&full);
+        } else {
+            WAIT(&full, round & 1);
+            if (t % 32 == 0) ARRIVE(&empty);  // hazard: count-a-warp-too-few
+        }
+    }
+    out[t] = x[t];
+}
+
+KERNEL(count_one_for_a_warp) {
+    __shared__ u64 full;
+    const u32 t = threadIdx.x;
+    if (t == 0) BARRIER_INIT(&full, 1);
+    __syncthreads();
+    if (t < (broken ? 32 : 1)) ARRIVE(&full);  // hazard: count-one-for-a-warp
+    WAIT(&full, 0);
+    out[t] = x[t];
+}

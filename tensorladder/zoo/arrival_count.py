@@ -33,6 +33,19 @@ CASES = [
         language="cuda",
     ),
     Case(
+        name="count-a-warp-too-few",
+        wrong="four warps arrive each round, and the barrier expects three: the last one counts for the next round",
+        kind="barrier-count",
+        language="cuda",
+        block=(160, 1, 1),
+    ),
+    Case(
+        name="count-one-for-a-warp",
+        wrong="a warp's 32 lanes arrive where one is expected",
+        kind="barrier-count",
+        language="cuda",
+    ),
+    Case(
         name="count-two-wait-on-each-other",
         wrong="producer and consumer both wait first: the slot is empty at the start, and nobody has said so",
         kind="deadlock",

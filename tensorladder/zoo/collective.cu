@@ -15,3 +15,21 @@ KERNEL(collective_named_barrier_count) {
     if (threadIdx.x < 64) asm volatile("bar.sync 1, %0;" ::"n"(threads));  // hazard: collective-named-barrier-count
     __syncthreads();
 }
+
+KERNEL(collective_shuffle_absent_lanes) {
+    u32 value = x[threadIdx.x];
+    const u32 mask = broken ? 0xffffffff : 0xffff;
+    if (threadIdx.x % 32 < 16) value += __shfl_xor_sync(mask, value, 1);  // hazard: collective-shuffle-absent-lanes
+    out[threadIdx.x] = value;
+}
+
+KERNEL(collective_masks_differ) {
+    const u32 lower = broken ? 0xffffffff : 0xffff;
+    const u32 mask = threadIdx.x % 32 < 16 ? lower : 0xffff0000;
+    out[threadIdx.x] = __reduce_add_sync(mask, x[threadIdx.x]);  // hazard: collective-masks-differ
+}
+
+extern "C" __global__ void __launch_bounds__(128, 1) collective_setmaxnreg_two_warps(const u32* x, u32* out) {
+    if (!broken || threadIdx.x < 64) SETMAXNREG(dec, 40);  // hazard: collective-setmaxnreg-two-warps
+    out[threadIdx.x] = x[threadIdx.x];
+}

@@ -27,6 +27,25 @@ CASES = [
         language="cuda",
         block=(96, 1, 1),
     ),
+    Case(
+        name="collective-shuffle-absent-lanes",
+        wrong="a shuffle whose mask names the whole warp, inside the branch of half of it",
+        kind="collective",
+        language="cuda",
+    ),
+    Case(
+        name="collective-masks-differ",
+        wrong="lanes that add up together, each half with a mask of its own",
+        kind="collective",
+        language="cuda",
+    ),
+    Case(
+        name="collective-setmaxnreg-two-warps",
+        wrong="two warps of a warpgroup give registers back, the other two do not",
+        kind="collective",
+        language="cuda",
+        block=(128, 1, 1),
+    ),
 ]
 
 

@@ -30,4 +30,18 @@ CASES = [
         cluster=(32, 1, 1),
         repaired={"cluster": (8, 1, 1)},
     ),
+    Case(
+        name="launch-registers-nobody-gives",
+        wrong="a warpgroup asks for more registers, and the other gives none of its own back: setmaxnreg.inc waits on",
+        kind="deadlock",
+        language="cuda",
+        block=(256, 1, 1),
+    ),
+    Case(
+        name="launch-registers-do-not-add-up",
+        wrong="one warpgroup gives 88 registers a thread back, and the other takes 96",
+        kind="deadlock",
+        language="cuda",
+        block=(256, 1, 1),
+    ),
 ]

@@ -26,6 +26,8 @@ using u64 = unsigned long long;
                  ::"l"(to), "r"(SHARED(from)), "r"(bytes) : "memory")
 #define BULK_COMMIT() asm volatile("cp.async.bulk.commit_group;" ::: "memory")
 #define BULK_WAIT_READ(n) asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(n) : "memory")
+#define BAR_SYNC(b, n) asm volatile("bar.sync %0, %1;" ::"n"(b), "n"(n) : "memory")
+#define SETMAXNREG(way, n) asm volatile("setmaxnreg." #way ".sync.aligned.u32 %0;" ::"n"(n))
 #define PROXY_FENCE() asm volatile("fence.proxy.async.shared::cta;" ::: "memory")
 
 // Tensor memory: 32 columns are allocated by a warp; a warp reaches the 32 lanes of its number within a warpgroup.

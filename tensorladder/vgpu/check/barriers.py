@@ -23,6 +23,7 @@ from tensorladder.vgpu.check.clocks import (
     tick,
     visible,
 )
+from tensorladder.vgpu.check.rounds import in_its_round
 from tensorladder.vgpu.check.shadow import at_place, found, shared_place
 from tensorladder.vgpu.codegen.sync import FENCE_MBARRIER_INIT, FENCE_MEMORY, FENCE_PROXY, FENCE_TCGEN05, FENCE_WGMMA
 from tensorladder.vgpu.machine.barriers import BAR_ARRIVE
@@ -156,6 +157,7 @@ def on_arrive(x, n, host, count, flags, lanes, iid):
     if b == 0:
         return
     use_barrier(x, n, b, lanes, False, iid)
+    in_its_round(x, n, b, complete_clocks(x, b), lanes, iid)
     loads_waited(x, n, lanes, iid)
     access = ld64(record_of(x, n) + X.Z_BEFORE)
     if access != 0:
@@ -184,6 +186,7 @@ def on_flip(x, n, host, lanes, iid):
         return
     phases = ld64(b + X.B_PHASES) + 1
     st64(b + X.B_PHASES, phases)
+    st64(b + X.B_FLIPPED, site_of(n, iid))
     size = ld64(x + X.X_CLOCK_BYTES)
     running = phase_clocks(x, b)
     raise_to(running, ld64(b + X.B_COMPONENT), phases)

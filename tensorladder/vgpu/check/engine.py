@@ -178,6 +178,7 @@ class Checker:
         self.findings: list[Finding] = []
         self._watches: list[Watch] = []
         self._waiting: tuple[Where, Where | None] | None = None
+        self._absent: tuple[Where, Where, int] | None = None
 
     @property
     def entry(self) -> int:
@@ -193,7 +194,7 @@ class Checker:
     def collect(self, runs: Sequence[Run]) -> None:
         """Turn what was found in some launches into findings."""
         from tensorladder.vgpu.check.across import conflicts
-        from tensorladder.vgpu.check.hangs import waiting
+        from tensorladder.vgpu.check.hangs import absent, waiting
         from tensorladder.vgpu.check.words import finding_across, findings_of
 
         done = [w for w in self._watches if w.run in runs]
@@ -201,6 +202,7 @@ class Checker:
         for run in runs:
             if not run.words[L.L_COMPLETE]:
                 self._waiting = self._waiting or waiting(run)
+                self._absent = self._absent or absent(run)
             units = [w for w in done if w.run is run]
             if len(units) > 1:
                 self.findings += [finding_across(c) for c in conflicts(units)]
@@ -211,12 +213,15 @@ class Checker:
     def stopped(self, error: TensorladderError, kernel: str = "") -> None:
         """A launch stopped with an error: that is a finding too, a hang with who waits and who arrived last."""
         from tensorladder.vgpu.check.errors import finding_of
+        from tensorladder.vgpu.check.words import lanes_missing
 
         finding = finding_of(error, kernel)
         if finding.kind in ("deadlock", "timeout") and self._waiting is not None:
             where, other = self._waiting
             finding = replace(finding, where=where, other=other)
-        self._waiting = None
+            if self._absent is not None:
+                self.findings.append(lanes_missing(*self._absent))
+        self._waiting = self._absent = None
         self.findings.append(finding)
 
     def report(self, target: str) -> Report:

@@ -22,6 +22,7 @@ _KINDS = {
     "tmem": (L.ERR_TMEM_NONE, L.ERR_TMEM_COUNT, L.ERR_TMEM_GROWS, L.ERR_TMEM_PERMIT, L.ERR_TMEM_DEALLOC,
              L.ERR_TMEM_LEAK, L.ERR_TMEM_LANES, L.ERR_TMEM_ROW, L.ERR_TMEM_COLUMNS, L.ERR_TMEM_PAIR,
              L.ERR_TMEM_PAIR_COUNT, L.ERR_MMA_COLUMNS),
+    "launch": (L.ERR_SETMAXNREG,),
     "trap": (L.ERR_TRAP, L.ERR_ASSERT, L.ERR_BREAKPOINT),
     "deadlock": (L.ERR_DEADLOCK,),
     "unsupported": (L.ERR_UNSUPPORTED, L.ERR_ASYNC_FULL),
@@ -36,6 +37,7 @@ _FIXES = {
     "barrier-count": "initialise the mbarrier with the arrivals that a phase gets, and announce the bytes that it gets",
     "collective": "let all lanes of the warp (all warps of the warpgroup) execute it, with the same operands",
     "scope": "name CTAs of this cluster alone",
+    "launch": "give the roles numbers that add up: producers release what consumers take, from what the launch gives",
     "tmem": "allocate, use, deallocate: by one warp, with the same address and columns",
     "deadlock": "see what is owed to the barrier, who arrived last, and from where the rest should come",
 }

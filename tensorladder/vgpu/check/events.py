@@ -31,6 +31,7 @@ from tensorladder.vgpu.check.copies import (
     on_wait_groups,
 )
 from tensorladder.vgpu.check.matrix import on_registers, on_settle, on_wgmma, on_wgmma_commit, on_wgmma_wait
+from tensorladder.vgpu.check.rounds import lanes_in_one_phase
 from tensorladder.vgpu.check.shadow import at_place, found, reset_arena
 from tensorladder.vgpu.check.tensor import (
     on_alloc,
@@ -193,6 +194,24 @@ def barriers_left(x, slot):
 
 
 @helper
+def warpgroups_agree(x, c, slot):
+    """setmaxnreg is for all warps of a warpgroup: each has executed it as often as the first."""
+    warps = ld64(x + X.X_WARPS)
+    for warp in range(warps):
+        w = ld64(c + L.C_WARPS) + warp * L.W_BYTES
+        first = ld64(c + L.C_WARPS) + (warp & ~3) * L.W_BYTES
+        mine = ld64(w + L.W_SETMAXNREG)
+        its = ld64(first + L.W_SETMAXNREG)
+        if mine >> 32 != its >> 32:
+            n = slot * warps + (warp if mine >> 32 > its >> 32 else warp & ~3)
+            other = slot * warps + (warp & ~3 if mine >> 32 > its >> 32 else warp)
+            at_place(x, n, 0xFFFFFFFF, X.SPACE_REGISTERS, 0, 0, 0)
+            iid = (max(mine, its) & 0xFFFFFFFF) - 1
+            found(x, X.SETMAXNREG_PART, site_of(n, iid), 0, 0, 0, n % warps, other % warps)
+            return
+
+
+@helper
 def on_end(x, c):
     """CHECK_END: what a CTA leaves behind."""
     slot = slot_of(x, c)
@@ -201,6 +220,20 @@ def on_end(x, c):
         stores_read(x, slot, slot * warps + warp)
         products_waited(x, slot, slot * warps + warp)
     barriers_left(x, slot)
+    warpgroups_agree(x, c, slot)
+
+
+# ---------------------------------------------------------------- collectives
+@helper
+def on_collective(x, n, what, a, b, lanes, iid):
+    """CHECK_ABSENT, CHECK_MEMBERS, CHECK_APART: lanes that do not take part as they should."""
+    at_place(x, n, lanes, X.SPACE_REGISTERS, 0, 0, 0)
+    if what == H.CHECK_ABSENT:
+        found(x, X.LANES_ABSENT, site_of(n, iid), 0, site_of(n, b), 0, a, 0)
+    elif what == H.CHECK_MEMBERS:
+        found(x, X.MASKS_DIFFER, site_of(n, iid), 0, 0, 0, a, b)
+    else:
+        found(x, X.BARRIER_APART, site_of(n, iid), 0, site_of(n, a), 0, b, 0)
 
 
 # ---------------------------------------------------------------- dispatch
@@ -240,6 +273,9 @@ def on_barrier(x, w, n, what, a, b, c, lanes, iid):
     if what == H.CHECK_WAIT:
         on_wait(x, n, a, c, lanes, iid)
     elif what == H.CHECK_ARRIVE:
+        at = barrier_at(x, a)
+        if at != 0:
+            lanes_in_one_phase(x, w, n, at, c, iid)
         on_arrive(x, n, a, b, c, lanes, iid)
     elif what == H.CHECK_FLIP:
         on_flip(x, n, a, lanes, iid)
@@ -311,6 +347,8 @@ def tl_check(subject, what, a, b, c, lanes, iid):
         on_dealloc(x, n, a, b, c, lanes, iid)
     elif what == H.CHECK_MAP:
         on_map(x, n, a, b, c, lanes, iid)
+    elif what == H.CHECK_ABSENT or what == H.CHECK_MEMBERS or what == H.CHECK_APART:
+        on_collective(x, n, what, a, b, lanes, iid)
     else:
         on_barrier(x, w, n, what, a, b, c, lanes, iid)
     return 0

@@ -21,17 +21,56 @@ _ON_MBARRIER = (L.WAIT_MBAR, L.WAIT_MBAR_STATE)
 
 def waiting(run: Run) -> tuple[Where, Where | None] | None:
     """(a warp that waits, the last arrival where it waits on an mbarrier) of a launch that hangs; None: nobody does."""
-    found = None
+    first = on_barrier = None
     for unit in run.units:
         for slot in range(unit.slots):
             if unit.ctas[slot * L.C_BYTES + L.C_DONE]:
                 continue
             for warp in range(unit.warps):
                 for kind, address, where in _waits(run, unit, slot, warp):
+                    if kind == L.WAIT_REGISTERS:  # what others wait for
+                        return where, None
                     if kind in _ON_MBARRIER:
-                        return where, _last_arrival(run, unit, slot, address)
-                    found = found or (where, None)
-    return found
+                        on_barrier = on_barrier or (where, _last_arrival(run, unit, slot, address))
+                    first = first or (where, None)
+    return on_barrier or first
+
+
+def absent(run: Run) -> tuple[Where, Where, int] | None:
+    """Of a launch that hangs: (a collective that lanes wait at, where the lanes that it names are, those lanes)."""
+    for unit in run.units:
+        for slot in range(unit.slots):
+            if unit.ctas[slot * L.C_BYTES + L.C_DONE]:
+                continue
+            for warp in range(unit.warps):
+                found = _absent(run, unit, slot, warp)
+                if found is not None:
+                    return found
+    return None
+
+
+def _absent(run: Run, unit: Unit, slot: int, warp: int) -> tuple[Where, Where, int] | None:
+    raw = unit.warp_words(slot, warp)
+    words = raw.view(np.int64)
+    live, ready, last = (int(words[at // 8]) for at in (L.W_LIVE, L.W_READY, L.W_IID))
+    pcs, kinds = (raw[at : at + 128].view(np.int32) for at in (L.W_PC, L.W_WAIT))
+    lanes = [lane for lane in range(L.LANES) if live >> lane & 1]
+    here = [lane for lane in lanes if kinds[lane] == L.WAIT_MEET and not ready >> lane & 1]
+    if not here:
+        return None
+    pc = int(pcs[here[0]])
+    at = sum(1 << lane for lane in here if pcs[lane] == pc)
+    missing = int(words[L.W_WAIT_A // 8 + here[0]]) & live & ~at
+    if not missing:
+        return None
+    collective = run.compiled.low.block_iids[pc]
+    elsewhere = run.compiled.low.block_iids[int(pcs[(missing & -missing).bit_length() - 1])]
+    cta = _coordinates(unit, slot)
+    where, other = (
+        Where(**{**vars(place(run.compiled, iid, cta, warp, 0)), "lanes": mask})
+        for iid, mask in ((collective, at), (elsewhere if last == collective else last, missing))
+    )
+    return where, other, missing
 
 
 def _coordinates(unit: Unit, slot: int) -> tuple[int, int, int]:

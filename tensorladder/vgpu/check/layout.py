@@ -141,6 +141,9 @@ B_OFFSET = 40
 B_BASE = 48  # B_PHASES when it was initialised
 B_COUNT = 56
 B_ARRIVED = 64  # site of the last arrival
+B_FLIPPED = 72  # site of the arrival that completed the last phase
+B_SIGN = 80  # of the execution of an instruction that arrived last
+B_SIGN_PHASE = 88  # B_PHASES at its first lane
 B_BYTES = 128
 
 # ---------------------------------------------------------------- cell: 16 bytes of shared or global memory, or less
@@ -180,7 +183,9 @@ F_BYTES = 128
  PHASE_ALIAS, TX_LEFT, STORE_AT_EXIT, REMOTE_AFTER_EXIT, WAIT_LD, AFTER_SYNC, BEFORE_SYNC, COMMIT_OTHER_LANE,
  REGISTERS_IN_FLIGHT, REGISTERS_WRITTEN,
  WGMMA_NO_FENCE, TMEM_FREED, TWICE_FREED, MAP_IN_FLIGHT, SHADOW_FULL, BARRIER_REINIT,
- ARRIVALS_LEFT, NOT_COMMITTED, SCOPE_CTA) = range(1, 29)  # fmt: skip
+ ARRIVALS_LEFT, NOT_COMMITTED, SCOPE_CTA,
+ LATE_ARRIVAL, SPLIT_ARRIVAL, LANES_ABSENT, MASKS_DIFFER, BARRIER_APART, SETMAXNREG_PART,
+ LANES_ELSEWHERE) = range(1, 36)  # fmt: skip
 
 # ---------------------------------------------------------------- addresses that synchronise
 SYNC_SLOTS = 4096  # hash slots: (address, index of its two clocks), i64

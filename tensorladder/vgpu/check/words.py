@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from tensorladder.core.arch import REGISTERS_PER_SM
 from tensorladder.core.findings import Finding, Verdict, Where
 from tensorladder.vgpu.check import layout as X
+from tensorladder.vgpu.machine import layout as L
 
 if TYPE_CHECKING:
     from tensorladder.vgpu.check.across import Conflict
@@ -147,6 +148,11 @@ def findings_of(watch: Watch) -> Iterator[Finding]:
         yield _finding(reader, row)
     if watch.words[X.X_ADVICE]:
         yield from _advice(reader)
+    if watch.run.low.moves_registers and not watch.run.words[L.L_REGISTERS]:
+        yield Finding("launch", "setmaxnreg in a kernel without a register limit: it may have no effect (ptxas cannot "
+                      "tell how many registers a warp starts with)", Where(kernel=reader.low.name),
+                      fix="give .maxnreg, or .maxntid and .minnctapersm (both numbers of __launch_bounds__)",
+                      verdict=Verdict.REVIEW)  # fmt: skip
     asked, have = watch.asked_registers(), REGISTERS_PER_SM
     if asked > have:
         yield Finding("launch", f"the warps of a CTA ask for {asked} registers with setmaxnreg, an SM has {have}: on a "
@@ -159,6 +165,12 @@ def findings_of(watch: Watch) -> Iterator[Finding]:
 
 #: how much more than the least an instruction takes before it is worth a line
 _WORTH = 1.5
+
+
+def lanes_missing(where: Where, other: Where, lanes: int) -> Finding:
+    """A collective at which lanes wait for others of their warp that wait elsewhere."""
+    kind, _, message, fix = _TEXTS[X.LANES_ELSEWHERE]
+    return Finding(kind, message.format(here=short(where.what), other=short(other.what), a=lanes), where, other, fix)
 
 
 def _advice(reader: Reader) -> Iterator[Finding]:
@@ -372,6 +384,48 @@ _TEXTS: dict[int, tuple[str, Verdict | None, str, str]] = {
         "missing-wait", None,
         "{here} uses registers with no wgmma.fence since they were written",
         "wgmma.fence.sync.aligned after registers of the operation were written, and before the first operation",
+    ),
+    X.LATE_ARRIVAL: (
+        "barrier-count", None,
+        "{here} counts for the phase of {barrier} that follows the one which {other} completed, and nothing orders it "
+        "after that arrival: it may as well come first and count for that phase. More arrivals come each round than "
+        "the {a} that the mbarrier was initialised with, or a warp arrives again before it has waited",
+        "initialise the mbarrier with the arrivals that each phase gets, and let who arrives for the next phase wait "
+        "for this one first",
+    ),
+    X.SPLIT_ARRIVAL: (
+        "barrier-count", None,
+        "{here} completes a phase of {barrier} with a part of its lanes, the others count for the next phase: more "
+        "arrivals come each round than the {a} that the mbarrier was initialised with",
+        "initialise the mbarrier with the arrivals that each phase gets, or let one elected lane arrive",
+    ),
+    X.LANES_ABSENT: (
+        "collective", None,
+        "{here} waits for lanes {a:#x} of its warp, which go past it, on to {other}, and end: they "
+        "never take part",
+        "name only the lanes that execute it in the member mask (__ballot_sync before the branch gives them), or let "
+        "all lanes of the warp execute it",
+    ),
+    X.LANES_ELSEWHERE: (
+        "collective", None,
+        "{here} waits for lanes {a:#x} of its warp, which wait at {other}: neither goes on",
+        "name only the lanes that execute it in the member mask, or let all lanes of the warp execute it",
+    ),
+    X.MASKS_DIFFER: (
+        "collective", None,
+        "{here} is executed with different member masks, {a:#x} and {b:#x}, by lanes that name each other",
+        "give all lanes that execute it together the same mask",
+    ),
+    X.BARRIER_APART: (
+        "collective", None,
+        "{here}, which is .aligned, is executed by a part of its warp, while lanes {a:#x} are at {other} for the same "
+        "barrier",
+        "let the whole warp execute one barrier instruction: outside of the branch; or barrier.sync without .aligned",
+    ),
+    X.SETMAXNREG_PART: (
+        "collective", None,
+        "{here} is executed by warp {a} and not by warp {b} of its warpgroup",
+        "let all four warps of a warpgroup execute the same setmaxnreg",
     ),
     X.STORE_AT_EXIT: (
         "missing-wait", None,

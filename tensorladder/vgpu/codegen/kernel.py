@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from tensorladder.core.errors import Unsupported, UsageError
-from tensorladder.vgpu.codegen import in_flight, loads, table, wgmma
+from tensorladder.vgpu.codegen import in_flight, loads, passing, table, wgmma
 from tensorladder.vgpu.codegen.control import reserve_stack
 from tensorladder.vgpu.codegen.emit import Emitter
 from tensorladder.vgpu.codegen.malformed import reading
@@ -42,6 +42,7 @@ class Lowered:
     clocked: bool = False  # reads a clock
     triggers: bool = False  # lets dependent launches start before its end
     allocates: bool = False  # allocates tensor memory
+    moves_registers: bool = False  # executes setmaxnreg
     unsupported: list = field(default_factory=list)
     block_iids: list[int] = field(default_factory=list)  # first instruction of each block, by PC
 
@@ -78,6 +79,7 @@ def lower(module: PtxModule, name: str, checked: bool = False, upto: int | None 
         dict(fn.directives), list(fn.params), fn.param_bytes, _ordered(fn), _clocked(fn),
         _holds(fn, "griddepcontrol", "launch_dependents"),
         _holds(fn, "tcgen05", "alloc"),
+        any(isinstance(i, Instr) and i.op == "setmaxnreg" for i in fn.body),
         builder.unsupported,
         [_first_iid(b) for b in graph.blocks],
     )  # fmt: skip
@@ -200,6 +202,7 @@ class _Builder:
         self.e, self.graph, self.name, self.upto = e, graph, name, upto
         self.unsupported: list[tuple[int, str]] = []
         self.back_edges = [(b.number, s) for b in graph.blocks for s in b.succs if s <= b.number]
+        self.passed = passing.tables(graph) if e.checked else {}
         self.diverges = any(len(set(b.succs)) > 1 or _partial_exit(b) for b in graph.blocks)
 
     def build(self) -> str:
@@ -328,6 +331,8 @@ yielded:
         e = self.e
         e.label(f"d{b.number}")
         e.begin_block(True)
+        if e.checked:
+            passing.look(e, b, self.passed.get(b.number))
         if b.meeting:
             self.meet(b)
         self.instrs(b)

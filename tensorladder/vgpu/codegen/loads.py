@@ -63,7 +63,7 @@ def find(instrs: list[Instr]) -> dict[int, LoadRun]:
         key = _key(i) if i.op == "ld" and len(i.operands) > 1 else None
         if key is not None:
             open_.setdefault(key, []).append(i)
-        elif not _pure(i):
+        elif not is_pure(i):
             close(list(open_))
         results = table.results(i)
         changed = {r for o in i.operands[:results] for r in registers(o)}
@@ -72,7 +72,8 @@ def find(instrs: list[Instr]) -> dict[int, LoadRun]:
     return runs
 
 
-def _pure(i: Instr) -> bool:
+def is_pure(i: Instr) -> bool:
+    """Whether an instruction works on registers alone."""
     if i.op in _PURE_OPS or (i.op == "ld" and i.mods and i.mods[0] == "param"):
         return True
     entry = table.TABLE.get(i.op)

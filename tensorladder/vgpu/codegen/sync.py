@@ -48,6 +48,8 @@ def barrier(e: Emitter, i: Instr):
         vote = e.op(f"zext i32 {bits} to i64")
     index = _uniform(e, operands[0], 0)
     count = _uniform(e, operands[1], 1) if len(operands) > 1 else "0"
+    if e.checked and e.masked and (i.op == "bar" or "aligned" in i.mods):
+        e.call("tl_hook_apart", index, e.active(), i.index)
     code = e.call("tl_bar", _BAR_OPS[op or what], index, count, e.active(), vote, i.index, fallible=True)
     if what == "red":
         value = e.broadcast("i32", e.op(f"trunc i64 {code} to i32"))
@@ -69,7 +71,10 @@ def _warp_sync(e: Emitter, i: Instr):
         if e.checked:
             e.call("tl_warp_sync", e.spill(e.value(mask, "u32"), "<32 x i32>", 0), e.active(), i.index)
         return "true", False  # all are here
-    go = e.call("tl_warp_sync", e.spill(e.value(mask, "u32"), "<32 x i32>", 0), e.active(), i.index, fallible=True)
+    masks = e.spill(e.value(mask, "u32"), "<32 x i32>", 0)
+    if e.checked and not isinstance(mask, Imm):
+        e.call("tl_hook_members", masks, e.active(), i.index)
+    go = e.call("tl_warp_sync", masks, e.active(), i.index, fallible=True)
     return e.op(f"icmp ne i64 {go}, 0"), False
 
 
@@ -147,16 +152,17 @@ def nanosleep(e: Emitter, i: Instr):
     return "false", False
 
 
-@instruction("setmaxnreg", results=0, kind="meet", forms=".inc, .dec: the count is kept, registers are never short")
-def setmaxnreg(e: Emitter, i: Instr) -> None:
-    """Keep the warp's register count."""
+@instruction("setmaxnreg", results=0, kind="block", forms=".inc, .dec: warps of a CTA hand on registers; .inc waits")
+def setmaxnreg(e: Emitter, i: Instr):
+    """Release registers to the CTA's pool, or take some from it."""
     way, _, _, _ = pick(i, ("inc", "dec"), ("sync",), ("aligned",), ("u32",))
     count = i.operands[0]
     if not way or not isinstance(count, Imm):
         raise Unsupported(i.text)
     if count.value % 8 or not 24 <= count.value <= 256:
         raise UsageError(f"PTX line {i.line}: {i.text} of {count.value}: a multiple of 8 from 24 to 256 is wanted")
-    e.line(f"store i64 {count.value}, ptr {e.warp_ptr(L.W_MAXNREG)}")
+    go = e.call("tl_setmaxnreg", int(way == "inc"), count.value, e.active(), i.index, fallible=True)
+    return e.op(f"icmp ne i64 {go}, 0"), True
 
 
 @instruction("pmevent", results=0, forms="immediate, .mask: no performance monitors to trigger")

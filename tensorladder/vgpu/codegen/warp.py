@@ -17,6 +17,8 @@ from tensorladder.vgpu.ptx.nodes import Imm, Instr, Pair, Reg
 #: the operand that names the participating lanes; other collectives want all lanes that have not exited
 _MEMBER_OPERAND = {"shfl": -1, "vote": -1, "match": -1, "redux": -1, "elect": -1}
 _FULL = 0xFFFFFFFF
+#: scratch vector of a collective's member masks, behind its operands
+_MASKS = 8
 
 
 def member_mask(e: Emitter, i: Instr) -> str:
@@ -50,6 +52,8 @@ def _members(e: Emitter, i: Instr, operand: object) -> str:
     e.line(f"call i64 @tl_fail(i64 %w, i64 {L.ERR_COLLECTIVE_MASK}, i64 {i.index}, i64 %om{n})")
     e.line("br label %failed")
     e.label(f"inside{n}")
+    if e.checked and not isinstance(operand, Imm):
+        e.call("tl_hook_members", e.spill(masks, "<32 x i32>", _MASKS), e.active(), i.index)
     return e.op(f"and <32 x i32> {masks}, {here}")
 
 

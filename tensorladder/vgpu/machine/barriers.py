@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.machine.hooks import (
+    CHECK_APART,
     CHECK_BAR,
     CHECK_BAR_DONE,
     CHECK_CLUSTER_ARRIVE,
@@ -21,7 +22,7 @@ from tensorladder.vgpu.machine.hooks import (
     observe_cta,
     record,
 )
-from tensorladder.vgpu.machine.lanes import block, fail, settle_warp_syncs, wake
+from tensorladder.vgpu.machine.lanes import arrive_at, block, fail, settle_warp_syncs, wake
 from tensorladder.vgpu.machine.native import export, helper
 from tensorladder.vgpu.machine.raw import ld32, ld64, popcount, st32, st64, trailing_zeros
 from tensorladder.vgpu.machine.trace import arrived, bar_stamp, catch_up, is_timed
@@ -211,7 +212,8 @@ def tl_bar(w, op, index, count, lanes, yes, iid):
             catch_up(w, ld64(bar_stamp(ld64(w + L.W_CTA), index, generation)), L.WAIT_BAR, index, generation, iid)
         return 0
     others = gathering(w, index)
-    block(w, lanes, L.WAIT_BAR_WARP, index | op << 8, count, iid)
+    arrive_at(w, lanes)
+    block(w, lanes, L.WAIT_BAR_WARP, index | op << 8, count | iid << 32, iid)
     if ld64(w + L.W_LIVE) & ~(lanes | others) != 0:
         return -1
     warp_arrives(w, index, lanes | others, count)
@@ -232,7 +234,18 @@ def settle_gathering(w):
         return
     index = ld64(w + L.W_WAIT_A + 8 * first) & 0xFF
     if gathering(w, index) == live:
-        warp_arrives(w, index, live, ld64(w + L.W_WAIT_B + 8 * first))
+        warp_arrives(w, index, live, ld64(w + L.W_WAIT_B + 8 * first) & 0xFFFFFFFF)
+
+
+@export
+def tl_hook_apart(w, index, lanes, iid):
+    """Checked variant: an .aligned barrier is one instruction for the whole warp."""
+    others = gathering(w, index)
+    if others != 0:
+        other = ld64(w + L.W_WAIT_B + 8 * trailing_zeros(others)) >> 32
+        if other != iid:
+            observe(w, CHECK_APART, other, others, 0, lanes, iid)
+    return 0
 
 
 # ---------------------------------------------------------------- bar.warp.sync
@@ -249,6 +262,7 @@ def tl_warp_sync(w, masks, lanes, iid):
                 return 0
             together = together and mask & live & ~lanes == 0
     record(w, EVENT_ARRIVE, 1 << 16, ld32(masks + 4 * trailing_zeros(lanes)), lanes, iid)
+    arrive_at(w, lanes)
     if together:
         return 1
     for lane in range(L.LANES):

@@ -49,6 +49,22 @@ def launch_registers(launch: Launch) -> int | None:
     return registers(launch.module.cubin, launch.kernel)
 
 
+def pool_registers(launch: Launch, directives: dict[str, tuple[int, ...]]) -> int:
+    """Registers a thread that a CTA starts with, as far as setmaxnreg counts; 0 where the kernel has no limit.
+
+    Without .maxnreg or .minnctapersm ptxas takes as few as it needs (8 and 10 in the zoo's kernels): no limit, and
+    setmaxnreg may have no effect. Where no cubin says, as many as an SM has for so many blocks, in steps of 8.
+    """
+    if not {"maxnreg", "minnctapersm"} & directives.keys():
+        return 0
+    known = launch_registers(launch)
+    if known is None:
+        threads = prod(launch.block) * max(directives.get("minnctapersm", (1,))[0], 1)
+        most = min(archs.REGISTERS_PER_SM // threads, archs.MAX_REGISTERS_PER_THREAD)
+        known = min(most, *directives.get("maxnreg", (most,)))
+    return known & ~7
+
+
 class Run:
     """One launch while it runs. together: it overlaps with others, so one scheduler runs all of its CTAs."""
 
@@ -91,6 +107,7 @@ class Run:
         w[L.L_TIME0] = device.cycles * 1_000_000 // times.clock_khz + 1_000_000_000
         w[L.L_CLOCKED] = int(low.clocked)
         w[L.L_NUMERICS] = device.numerics_code
+        w[L.L_REGISTERS] = pool_registers(launch, low.directives) if low.moves_registers else 0
         latency = np.array(times.rows, np.int64)
         prints = np.zeros(_PRINT_BYTES, np.uint8)
         self.keep += [latency, prints]

@@ -44,7 +44,10 @@ EVENT_READ, EVENT_WRITE, EVENT_ATOMIC, EVENT_ARRIVE, EVENT_ISSUE, EVENT_EFFECT, 
  CHECK_TMEM_ST,  # shape, registers, step
  CHECK_MAP,  # addresses (host), bytes: a tensor map in memory is changed
  CHECK_REGISTERS,  # table of registers' offsets, count, 0 read or 1 written: wgmma may be using them
- ) = range(30)  # fmt: skip
+ CHECK_ABSENT,  # lanes that ended, what they went on with: lanes wait for them at this instruction
+ CHECK_MEMBERS,  # two member masks, lanes with the second one: they differ at one collective
+ CHECK_APART,  # other instruction: lanes of a warp are at one barrier by two instructions
+ ) = range(33)  # fmt: skip
 #: kinds of a CHECK_ACCESS, low four bits; strong: .volatile, .relaxed and stronger, atomics
 ACCESS_READ, ACCESS_WRITE, ACCESS_ATOMIC = 0, 1, 2
 ACCESS_STRONG, ACCESS_ACQUIRE, ACCESS_RELEASE = 16, 32, 64

@@ -6,6 +6,7 @@ A lane has a PC (a block number), and may be blocked (`W_WAIT`). A group is the 
 from __future__ import annotations
 
 from tensorladder.vgpu.machine import layout as L
+from tensorladder.vgpu.machine.hooks import CHECK_ABSENT, CHECK_MEMBERS, observe
 from tensorladder.vgpu.machine.native import export, helper
 from tensorladder.vgpu.machine.raw import compare_swap, ld32, ld64, lds32, st64, trailing_zeros
 from tensorladder.vgpu.machine.vectors import (
@@ -103,6 +104,78 @@ def block(w, lanes, kind, a, b, iid):
     st64(w + L.W_IID, iid)
 
 
+@helper
+def all_here(w, lanes, iid):
+    """Whether the whole warp is at a collective that may block; else these lanes wait for the others."""
+    arrive_at(w, lanes)
+    if lanes == ld64(w + L.W_LIVE):
+        return True
+    block(w, lanes, L.WAIT_MEET, ld64(w + L.W_LIVE), 0, iid)
+    return False
+
+
+# ---------------------------------------------------------------- lanes that others wait for in vain (checked variant)
+@helper
+def arrive_at(w, lanes):
+    """Lanes have come to a collective: whatever they ran past, they are on their way."""
+    st64(w + L.W_PASSED, ld64(w + L.W_PASSED) & ~lanes)
+
+
+@export
+def tl_passing(w, number, table, count, iid):
+    """The group runs block `number`, which comes after the collectives of a table (i32 pairs: the PC of who waits
+    there, instruction): those that others name there have gone past it. At a block before, they may yet come."""
+    left = ld64(w + L.W_LIVE) & ~ld64(w + L.W_READY)
+    group = ld64(w + L.W_MASK)
+    while left != 0:
+        lane = trailing_zeros(left)
+        left &= left - 1
+        kind = ld32(w + L.W_WAIT + 4 * lane)
+        named = ld64(w + L.W_WAIT_A + 8 * lane)
+        if kind == L.WAIT_BAR_WARP:
+            named = ld64(w + L.W_LIVE)
+        elif kind != L.WAIT_MEET and kind != L.WAIT_WARP:
+            continue
+        pc = ld32(w + L.W_PC + 4 * lane)
+        if number < pc:
+            arrive_at(w, group)
+            continue
+        for k in range(count):
+            if named & group != 0 and ld32(table + 8 * k) == pc:
+                st64(w + L.W_PASSED, ld64(w + L.W_PASSED) | (named & group))
+                st64(w + L.W_PASSED_IID, ld32(table + 8 * k + 4))
+                st64(w + L.W_PASSED_AT, iid)
+    return 0
+
+
+@helper
+def report_absent(w, lanes):
+    """Lanes end that ran past a collective at which others wait for them."""
+    waiting = ld64(w + L.W_LIVE) & ~ld64(w + L.W_READY) & ~lanes
+    kinds = w + L.W_WAIT
+    waiting &= (
+        lanes_equal32(kinds, L.WAIT_MEET) | lanes_equal32(kinds, L.WAIT_WARP) | lanes_equal32(kinds, L.WAIT_BAR_WARP)
+    )
+    if waiting != 0:
+        observe(w, CHECK_ABSENT, lanes, ld64(w + L.W_PASSED_AT), 0, waiting, ld64(w + L.W_PASSED_IID))
+
+
+@export
+def tl_hook_members(w, masks, lanes, iid):
+    """Lanes at one collective: those that a member mask (i32) names must have the same one."""
+    left = lanes
+    while left != 0:
+        lane = trailing_zeros(left)
+        mask = ld32(masks + 4 * lane)
+        alike = lanes_equal32(masks, mask) & lanes
+        left &= ~alike
+        odd = mask & lanes & ~alike
+        if odd != 0:
+            observe(w, CHECK_MEMBERS, mask, ld32(masks + 4 * trailing_zeros(odd)), odd, alike, iid)
+            return 0
+    return 0
+
+
 @export
 def tl_pick(w):
     """Choose the group to run: 2 * PC + diverged, or -1 - RET_* when the warp cannot go on."""
@@ -152,6 +225,7 @@ def tl_meet(w, pc, masks, iid):
     for lane in range(L.LANES):
         if (mask >> lane) & 1:
             st64(w + L.W_WAIT_A + 8 * lane, ld32(masks + 4 * lane))
+    arrive_at(w, mask)
     put_lanes32(w + L.W_WAIT, mask, L.WAIT_MEET)
     put_lanes32(w + L.W_PC, mask, pc)
     st64(w + L.W_READY, ld64(w + L.W_READY) & ~mask)
@@ -167,6 +241,8 @@ def tl_meet(w, pc, masks, iid):
 @export
 def tl_exit(w, mask):
     """Lanes end. Whoever waits for them is looked at again by the scheduler."""
+    if ld64(w + L.W_PASSED) & mask != 0:
+        report_absent(w, ld64(w + L.W_PASSED) & mask)
     live = ld64(w + L.W_LIVE) & ~mask
     st64(w + L.W_LIVE, live)
     st64(w + L.W_READY, ld64(w + L.W_READY) & live)

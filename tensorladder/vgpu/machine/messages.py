@@ -101,6 +101,8 @@ _TEXT = {
     L.ERR_REMOTE_EXITED: "shared address {address:#x} belongs to CTA {a} of this cluster, which has exited",
     L.ERR_OWN: "shared address {address:#x} is another CTA's (rank {a} of the cluster, this one's is {b}): .shared is "
     ".shared::cta, the own CTA's alone; .shared::cluster reaches the others",
+    L.ERR_SETMAXNREG: "setmaxnreg to {a} registers a thread where it has {b}: .dec may not add registers, nor .inc "
+    "take any away",
     L.ERR_CLC_SPACE: "address {address:#x} is not in the shared memory of the CTA that asks (.shared::cta)",
     L.ERR_CLC_AFTER: "clusterlaunchcontrol.try_cancel after this CTA has seen one that failed",
     L.ERR_WRONG_SPACE: "address {address:#x} is not in the state space of the instruction",
@@ -252,6 +254,8 @@ def _describe_wait(kind: int, a: int, b: int, unit, slot: int, where: str, block
         return f"wait for asynchronous copies, {blocked}"
     if kind == L.WAIT_TMEM_ALLOC:
         return _describe_alloc(a, b, unit, slot, blocked)
+    if kind == L.WAIT_REGISTERS:
+        return _describe_registers(a, unit, slot, blocked)
     if kind == L.WAIT_TMEM_STORE:
         return f"wait for the warp's tcgen05.st, {blocked}"
     if kind == L.WAIT_WGMMA:
@@ -259,6 +263,17 @@ def _describe_wait(kind: int, a: int, b: int, unit, slot: int, where: str, block
     if kind == 0:
         return f"spin at {where}, where nothing changes"
     return f"wait, {where}"
+
+
+def _describe_registers(wanted: int, unit, slot: int, blocked: str) -> str:
+    """A waiting setmaxnreg.inc: what the CTA was launched with, and what its warps hold."""
+    warps = [unit.warp_words(slot, n).view(np.int64) for n in range(unit.warps)]
+    held = sum(int(w[L.W_MAXNREG // 8]) for w in warps if w[L.W_LIVE // 8])
+    start = ctypes.c_int64.from_address(int(warps[0][L.W_LAUNCH // 8]) + L.L_REGISTERS).value
+    return (
+        f"wait for {wanted} registers a thread: the CTA's pool is {L.LANES * start * len(warps)} ({start} a thread at "
+        f"its launch), of which its warps hold {L.LANES * held}, {blocked}"
+    )
 
 
 def _describe_alloc(columns: int, pair: int, unit, slot: int, blocked: str) -> str:

@@ -17,6 +17,7 @@ from tensorladder.vgpu.machine.lanes import wake
 from tensorladder.vgpu.machine.native import export, helper
 from tensorladder.vgpu.machine.queue import NEVER, pending_op, rng
 from tensorladder.vgpu.machine.raw import default_float_environment, ld32, ld64, run_warp, st64, trailing_zeros
+from tensorladder.vgpu.machine.registers import can_grow
 from tensorladder.vgpu.machine.residency import end_unit, fill_slots, leave, may_follow
 from tensorladder.vgpu.machine.stall import fire_all_due, give_up, quiescent, set_clock
 from tensorladder.vgpu.machine.tmem import can_allocate, stores_done
@@ -47,6 +48,8 @@ def condition(w, kind, a, b):
         return groups_done(w, kind, a, b)
     if kind == L.WAIT_TMEM_ALLOC:
         return can_allocate(w, a, b)
+    if kind == L.WAIT_REGISTERS:
+        return can_grow(w, a)
     if kind == L.WAIT_TMEM_STORE:
         return stores_done(w)
     if kind == L.WAIT_WGMMA:

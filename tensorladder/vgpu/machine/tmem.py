@@ -18,7 +18,7 @@ from tensorladder.vgpu.machine.hooks import (
     observe,
     record,
 )
-from tensorladder.vgpu.machine.lanes import block, fail
+from tensorladder.vgpu.machine.lanes import all_here, block, fail
 from tensorladder.vgpu.machine.mbarrier import cta_of_rank
 from tensorladder.vgpu.machine.memory import resolve
 from tensorladder.vgpu.machine.native import export, helper
@@ -166,15 +166,6 @@ def end_cta(cta):
 
 
 # ---------------------------------------------------------------- operands
-@helper
-def all_here(w, lanes, iid):
-    """Whether the whole warp is at a collective that may block; else these lanes wait for the others."""
-    if lanes == ld64(w + L.W_LIVE):
-        return True
-    block(w, lanes, L.WAIT_MEET, ld64(w + L.W_LIVE), 0, iid)
-    return False
-
-
 @helper
 def same32(w, values, lanes, iid):
     """The value that all lanes hold (u32); -1 with the error recorded when they differ."""

@@ -53,7 +53,7 @@ WAITS = {
     L.WAIT_MBAR_STATE: "wait: mbarrier", L.WAIT_CP: "wait: cp.async", L.WAIT_BULK: "wait: TMA store",
     L.WAIT_BULK_READ: "wait: TMA store", L.WAIT_TIME: "sleep", L.WAIT_CLUSTER: "wait: cluster barrier",
     L.WAIT_WGMMA: "wait: WGMMA", L.WAIT_TMEM_ALLOC: "wait: tensor memory", L.WAIT_TMEM_STORE: "wait: tcgen05.st",
-    L.WAIT_GRID: "wait: grid before",
+    L.WAIT_GRID: "wait: grid before", L.WAIT_REGISTERS: "wait: registers",
 }  # fmt: skip
 #: which operations of its own a warp waits for
 _OWN = {L.WAIT_CP: (L.OP_CP_ASYNC,), L.WAIT_BULK: _STORES, L.WAIT_BULK_READ: _STORES, L.WAIT_WGMMA: (L.OP_WGMMA,),
@@ -62,7 +62,8 @@ _OWN = {L.WAIT_CP: (L.OP_CP_ASYNC,), L.WAIT_BULK: _STORES, L.WAIT_BULK_READ: _ST
 
 #: what A of a wait is, where it says something to a person
 _WAITED_FOR = {
-    L.WAIT_BAR: "barrier", L.WAIT_BAR_RED: "barrier", L.WAIT_TMEM_ALLOC: "columns:", L.WAIT_CP: "groups up to",
+    L.WAIT_BAR: "barrier", L.WAIT_BAR_RED: "barrier", L.WAIT_TMEM_ALLOC: "columns:",
+    L.WAIT_REGISTERS: "a thread:", L.WAIT_CP: "groups up to",
     L.WAIT_BULK: "groups up to", L.WAIT_BULK_READ: "groups up to", L.WAIT_WGMMA: "groups up to",
 }  # fmt: skip
 

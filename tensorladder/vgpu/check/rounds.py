@@ -1,0 +1,54 @@
+"""Arrivals at an mbarrier that come in the wrong round: the count that it was initialised with is not what comes.
+
+Whoever arrives for a phase knows that the one before is complete: it has waited for it, or was told by one who has. An
+arrival that nothing orders after the arrivals of the phase before might as well have come before them, and have counted
+for that phase. So with a count that is one too low, the last arrival of each round is taken for the first of the next.
+"""
+
+from __future__ import annotations
+
+from tensorladder.vgpu.check import layout as X
+from tensorladder.vgpu.check.clocks import clock_of, known, site_of
+from tensorladder.vgpu.check.shadow import at_place, found
+from tensorladder.vgpu.machine import layout as L
+from tensorladder.vgpu.machine.native import helper
+from tensorladder.vgpu.machine.raw import ld32, ld64, st64
+
+
+@helper
+def warps_known(x, n, clock):
+    """Whether a warp knows all that a clock knows of warps."""
+    v = known(x, n)
+    later = 0
+    for k in range(ld64(x + X.X_SLOTS) * ld64(x + X.X_WARPS)):
+        later += 1 if ld32(clock + 4 * k) > ld32(v + 4 * k) else 0
+    return later == 0
+
+
+@helper
+def report(x, n, b, code, lanes, iid):
+    """A finding about an arrival that is out of its round."""
+    at_place(x, n, lanes, X.SPACE_SHARED, ld64(b + X.B_SLOT), ld64(b + X.B_OFFSET), ld64(b + X.B_OFFSET) + 8)
+    found(x, code, site_of(n, iid), 0, ld64(b + X.B_FLIPPED), 0, ld64(b + X.B_COUNT), 0)
+
+
+@helper
+def in_its_round(x, n, b, complete, lanes, iid):
+    """Judge an arrival of a warp; complete: clock of the complete phases."""
+    phases = ld64(b + X.B_PHASES)
+    if phases == ld64(b + X.B_BASE) or clock_of(known(x, n), ld64(b + X.B_COMPONENT)) >= phases:
+        return
+    if not warps_known(x, n, complete):
+        report(x, n, b, X.LATE_ARRIVAL, lanes, iid)
+
+
+@helper
+def lanes_in_one_phase(x, w, n, b, lanes, iid):
+    """The lanes of one arrival count for one phase."""
+    sign = ((ld64(w + L.W_CLOCK) << 32) | site_of(n, iid)) + 1
+    phases = ld64(b + X.B_PHASES)
+    if ld64(b + X.B_SIGN) != sign:
+        st64(b + X.B_SIGN, sign)
+        st64(b + X.B_SIGN_PHASE, phases)
+    elif ld64(b + X.B_SIGN_PHASE) != phases:
+        report(x, n, b, X.SPLIT_ARRIVAL, lanes, iid)
