@@ -69,3 +69,8 @@ RULES = (
 def reason(record: dict[str, Any]) -> Rule | None:
     """Why a mutant is no error; None where its result is wrong, or nobody has said."""
     return next((rule for rule in RULES if rule.fits(record)), None)
+
+
+def by_construction(op: str, change: str) -> bool:
+    """Whether a change says the same as before in any kernel."""
+    return any(r.effect == SAME and re.search(r.op, op) and re.search(r.change, change) for r in RULES)
