@@ -18,6 +18,7 @@ from tensorladder.vgpu.check.clocks import (
     tick,
     visible,
 )
+from tensorladder.vgpu.check.exits import visit
 from tensorladder.vgpu.check.shadow import shared_place, touch_global, touch_shared
 from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.machine.hooks import ACCESS_ACQUIRE, ACCESS_RELEASE, ACCESS_STRONG, ACCESS_WRITE
@@ -34,6 +35,7 @@ def run_of_bytes(x, n, lanes, lo, size, write, v, p, epoch, site):
     place = shared_place(x, lo)
     if place >= 0:
         start = place & 0xFFFFFFFF
+        visit(x, n, place >> 32, site & 0xFFFFF)
         touch_shared(x, n, lanes, place >> 32, start, start + size, write, v, p, epoch, site)
     else:
         touch_global(x, n, lanes, lo, size, write, v, p, epoch, site)

@@ -23,6 +23,7 @@ from tensorladder.vgpu.check.clocks import (
     tick,
     visible,
 )
+from tensorladder.vgpu.check.exits import visit
 from tensorladder.vgpu.check.rounds import in_its_round
 from tensorladder.vgpu.check.shadow import at_place, found, shared_place
 from tensorladder.vgpu.codegen.sync import FENCE_MBARRIER_INIT, FENCE_MEMORY, FENCE_PROXY, FENCE_TCGEN05, FENCE_WGMMA
@@ -166,6 +167,7 @@ def on_arrive(x, n, host, count, flags, lanes, iid):
         found(x, X.BEFORE_SYNC, site_of(n, iid), 0, site_of(n, access - 1), 0, 0, 0)
     st64(b + X.B_ARRIVED, site_of(n, iid))
     if flags & RELAXED == 0:
+        visit(x, n, ld64(b + X.B_SLOT), iid)
         release_to(x, n, phase_clocks(x, b))
         tick(x, n)
 

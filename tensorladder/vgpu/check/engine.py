@@ -52,7 +52,7 @@ class Watch:
             X.X_FINDINGS: X.FINDINGS * X.F_BYTES, X.X_HASH: 8 * X.HASH_SLOTS,
             X.X_BARS: 2 * 16 * unit.slots * clock, X.X_CLUSTERS: 4 * clusters * clock,
             X.X_SYNC: 16 * X.SYNC_SLOTS, X.X_SYNC_CLOCKS: 2 * X.SYNC_MOST * clock, X.X_STARTED: 24 * X.STARTED,
-            X.X_MEET: groups * X.MEETS * 2 * clock,
+            X.X_VISITS: 8 * size * warps, X.X_MEET: groups * X.MEETS * 2 * clock,
         }.items():  # fmt: skip
             x[field] = self._take(count)
         if advice:

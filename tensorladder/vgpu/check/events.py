@@ -30,6 +30,7 @@ from tensorladder.vgpu.check.copies import (
     on_store,
     on_wait_groups,
 )
+from tensorladder.vgpu.check.exits import forget_visits, visits_over
 from tensorladder.vgpu.check.matrix import on_registers, on_settle, on_wgmma, on_wgmma_commit, on_wgmma_wait
 from tensorladder.vgpu.check.rounds import lanes_in_one_phase
 from tensorladder.vgpu.check.shadow import at_place, found, reset_arena
@@ -93,6 +94,7 @@ def on_start(x, c):
     fill_bytes(ld64(y + X.Y_CELLS), 0, X.CELL * ((window + 15) >> 4))
     reset_arena(y + X.Y_ARENA)
     st64(y + X.Y_GENERATION, -1)
+    forget_visits(x, slot)
     warps = ld64(x + X.X_WARPS)
     for index in range(16):
         st64(y + X.Y_WAITING + 8 * index, 0)
@@ -220,6 +222,7 @@ def on_end(x, c):
         stores_read(x, slot, slot * warps + warp)
         products_waited(x, slot, slot * warps + warp)
     barriers_left(x, slot)
+    visits_over(x, slot)
     warpgroups_agree(x, c, slot)
 
 

@@ -60,6 +60,7 @@ X_LO = 352  # bytes of the access, from the place's first
 X_HI = 360
 X_COPIES = 368  # whether there is a cp.async
 X_ADVICE = 376  # rows of (accesses, units taken, least units) i64 by instruction (advice.py), 0: none
+X_VISITS = 480  # (clock, instruction) i32 by slot and warp of its cluster: its last access of the slot's window
 X_BYTES = 512
 
 FINDINGS = 1024

@@ -427,6 +427,13 @@ _TEXTS: dict[int, tuple[str, Verdict | None, str, str]] = {
         "{here} is executed by warp {a} and not by warp {b} of its warpgroup",
         "let all four warps of a warpgroup execute the same setmaxnreg",
     ),
+    X.REMOTE_AFTER_EXIT: (
+        "race", None,
+        "{here} may come after the CTA whose shared memory it accesses has exited: nothing that this CTA waits for "
+        "comes after it",
+        "let a CTA wait for its peers' last accesses before it exits: barrier.cluster.arrive and .wait, or a wait for "
+        "the phase that their last arrivals complete",
+    ),
     X.STORE_AT_EXIT: (
         "missing-wait", None,
         "the CTA ends while {here} may still read its shared memory: no cp.async.bulk.wait_group.read by its thread",
