@@ -45,6 +45,14 @@ KNOWN: tuple[tuple[str, tuple[str, ...], str], ...] = (
         "threads of 16 x 16 whose x is 0 initialise one barrier, 16 times: undefined with no mbarrier.inval between",
     ),
     (
+        r"\[tma_v[01]\.py", ("missing-wait",),
+        "the CTA exits after its TMA store, with no commit and no wait for the store's reads",
+    ),
+    (
+        r"\[tma_store\.py", ("missing-proxy-fence", "slot-reuse"),
+        "the proxy fence stands after the barrier, and a lane of each of the four warps stores the whole tile",
+    ),
+    (
         r"test_cutlass_example\[fmha\.py", ("missing-wait",),
         "the epilogue's last TMA stores are not waited for: its PipelineTmaStore has no producer_tail",
     ),

@@ -87,6 +87,12 @@ def test_more_arrivals_than_an_mbarrier_counts(broken, repaired) -> None:
         assert not errors(report), "\n".join(map(str, report.findings))
 
 
+def test_ctas_one_after_the_other_have_rounds_of_their_own() -> None:
+    one = "setp.eq.u32 %p4, %r0, 0; @%p4 mbarrier.arrive.shared.b64 _, [%r10];"
+    report = check(init(1) + one + wait(0), block=128, grid=64)
+    assert not errors(report), "\n".join(map(str, report.findings))
+
+
 # ---------------------------------------------------------------- setmaxnreg
 def moved(body: str, limit: str = ".maxntid 256 .minnctapersm 1", block: int = 256):
     text = HEAD.replace("(.param .u64 out)", f"(.param .u64 out) {limit}") + body + "\nret;\n}\n"

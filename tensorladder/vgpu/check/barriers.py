@@ -112,6 +112,7 @@ def on_init(x, n, host, count, lanes, iid):
     st64(b + X.B_BASE, ld64(b + X.B_PHASES))
     st64(b + X.B_COUNT, count)
     st64(b + X.B_ARRIVED, -1)
+    st64(b + X.B_SIGN, 0)
     st64(b + X.B_INIT, epoch_of(n, clock_of(known(x, n), n), trailing_zeros(lanes), 0))
     st64(b + X.B_INIT_SITE, site_of(n, iid))
 
