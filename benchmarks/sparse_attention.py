@@ -14,6 +14,7 @@ shapes with the problem's own inputs, which have rows of few tokens and of none.
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,12 +36,19 @@ from tensorladder.silicon.nvml import Meter
 from tensorladder.silicon.target import cuda_torch, download, upload
 from tensorladder.silicon.timing import Options, compare
 
+SUITE = "sparse-attention"
+ABOUT = (
+    "DeepSeek's sparse attention (`fused-dsa-wgmma`, `benchmarks.sparse_attention`): rows of 2048 tokens, anywhere in "
+    "a cache of so many. GB/s: of the tokens gathered, out of memory or L2. Columns of the others: their time over "
+    "ours, in turns in one process; the fastest of them last."
+)
 ARCH, TOPK = "sm_90a", 2048
 ROWS, PAGES = (1, 8, 64, 256, 1024), (2048, 512)
-SHAPES = [(rows, TOPK, pages) for pages in PAGES for rows in ROWS]
+SHAPES: list[tuple[int, ...]] = [(rows, TOPK, pages) for pages in PAGES for rows in ROWS]
 ODD = [(7, 333, 8), (3, 2048, 40), (150, 130, 3)]
 OURS = ("fused-dsa-wgmma", "fused-dsa-split")
 MOST_SETS = 64
+BESIDE = ("torch", *peers.SOURCES, "torch.compile")
 KEY = LATENT + ROTARY
 
 
@@ -218,24 +226,29 @@ def judge_odd(torch: Any, opened: pack.Pack) -> Iterator[bench.Record]:
         }  # fmt: skip
 
 
-def measure(folder: Path, options: Options, only: list[int], compiles: bool) -> Iterator[bench.Record]:
-    """A record a shape, rung and baseline. only: numbers of rows, none for all.
+def measure(folder: Path, options: Options, only: list[int], beside: list[str]) -> Iterator[bench.Record]:
+    """A record a shape, rung and baseline. only: numbers of rows, none for all. beside: names out of BESIDE.
 
-    All shapes beside torch, then beside the peers, in the end, if `compiles`, beside torch.compile, which takes long to
+    All shapes beside torch, then beside each peer there is, in the end beside torch.compile, which takes long to
     compile: what goes wrong with one costs none of the figures before it.
     """
     torch = cuda_torch()
     opened = pack.Pack.open(folder)
     opened.check_gpu()
     yield from judge_odd(torch, opened)
-    built = {name: path for name in peers.SOURCES if (path := library(folder, name)).exists()}
     shapes = [shape for shape in SHAPES if not only or shape[0] in only]
-    yield from _beside(torch, opened, shapes, {"torch": by_torch(torch)}, {}, options)
-    if built:
-        yield from _beside(torch, opened, shapes, {}, built, options)
-    if compiles:
-        compiled = torch.compile(by_torch(torch), dynamic=True)
-        yield from _beside(torch, opened, shapes, {"torch.compile": compiled}, {}, options)
+    for name in (name for name in BESIDE if name in beside):
+        functions: dict[str, Any] = {}
+        built: dict[str, Path] = {}
+        if name not in peers.SOURCES:
+            functions[name] = by_torch(torch)
+            if name == "torch.compile":
+                functions[name] = torch.compile(functions[name], dynamic=True)
+        elif (path := library(folder, name)).exists():
+            built[name] = path
+        else:
+            continue
+        yield from _beside(torch, opened, shapes, functions, built, options)
 
 
 def _beside(
@@ -272,6 +285,58 @@ def _records(shape: tuple[int, ...], judged: dict[str, bench.Record], measured: 
                 }  # fmt: skip
 
 
+# ------------------------------------------------------------------------------------------------------------- tables
+
+
+def _timed(records: list[bench.Record]) -> list[bench.Record]:
+    """What was measured of the rung, without the judgements of odd shapes."""
+    return [r for r in records if r["rung"] == OURS[0] and "baseline" in r and r["ok"]]
+
+
+def means(records: list[bench.Record]) -> Iterator[str]:
+    """A row a baseline: the geometric mean of its time over ours, extremes, losses; then against the best of all."""
+    yield "| against | shapes | geometric mean | worst | best | slower | within the bounds |"
+    yield "|---|---|---|---|---|---|---|"
+    rows = _timed(records)
+    for name in dict.fromkeys(r["baseline"] for r in rows):
+        mine = [r for r in rows if r["baseline"] == name]
+        right = sum(r["baseline_ok"] for r in mine)
+        yield _mean(name, [r["ratio"] for r in mine]) + f" {'all' if right == len(mine) else right} |"
+    best = {shape: min(r["ratio"] for r in rows if tuple(r["shape"]) == shape) for shape in _shapes(rows)}
+    yield _mean("the fastest of each shape", list(best.values())) + " |"
+
+
+def _mean(name: str, ratios: list[float]) -> str:
+    slower = sum(ratio < 1 for ratio in ratios)
+    return (
+        f"| {name} | {len(ratios)} | **{statistics.geometric_mean(ratios):.2f}** | {min(ratios):.2f} | "
+        f"{max(ratios):.2f} | {slower} |"
+    )
+
+
+def _shapes(rows: list[bench.Record]) -> list[tuple[int, ...]]:
+    return list(dict.fromkeys(tuple(r["shape"]) for r in rows))
+
+
+def shapes(records: list[bench.Record]) -> Iterator[str]:
+    """A row a shape: our time and rates, the ratio to every baseline, and the least of these ratios."""
+    rows = _timed(records)
+    names = list(dict.fromkeys(r["baseline"] for r in rows))
+    yield f"| rows, tokens | us | TFLOPS | GB/s | {' | '.join(names)} | the fastest |"
+    yield "|---" * (5 + len(names)) + "|"
+    for shape in _shapes(rows):
+        mine = {r["baseline"]: r for r in rows if tuple(r["shape"]) == shape}
+        us, tflops, read = (
+            statistics.median(r[key] for r in mine.values()) for key in ("median_us", "tflops", "gathered_gb_s")
+        )
+        cells = [f"{mine[name]['ratio']:.2f}" if name in mine else "" for name in names]
+        least = min(r["ratio"] for r in mine.values())
+        yield (
+            f"| {shape[0]}, {shape[2] * PAGE} | {us:.1f} | {tflops:.0f} | {read:.0f} | {' | '.join(cells)} | "
+            f"**{least:.2f}** |"
+        )
+
+
 def main() -> int:
     """The command line; its exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sparse_attention", description=__doc__)
@@ -286,7 +351,7 @@ def main() -> int:
     running.add_argument("folder", type=Path)
     running.add_argument("--seconds", type=float, default=0.5)
     running.add_argument("--settle", type=float, default=1.0)
-    running.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
+    running.add_argument("--beside", type=lambda text: text.split(","), default=list(BESIDE), help="by commas; all")
     running.add_argument("--rows", type=lambda text: [int(part) for part in text.split(",")], default=[])
     running.add_argument("--results", type=Path, help="keep the figures there")
     args = parser.parse_args()
@@ -296,8 +361,8 @@ def main() -> int:
             return 0
         records: list[bench.Record] = []
         options = Options(seconds=args.seconds, settle=args.settle)
-        host = bench.machine(Suite("sparse-attention", "", "bf16", {})) if args.results else {}
-        for record in measure(args.folder, options, args.rows, args.compile):
+        host = bench.machine(Suite(SUITE, "", "bf16", {})) if args.results else {}
+        for record in measure(args.folder, options, args.rows, args.beside):
             records.append(record)
             print(_line(record), flush=True)
             if args.results:

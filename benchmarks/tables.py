@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks import topk_indexer
+from benchmarks import sparse_attention, topk_indexer
 from tensorladder.draw.benchmarks import pictures
 from tensorladder.measure import bench, suites
 
@@ -165,7 +165,7 @@ def summary(kept: Kept) -> str:
         gpu = stem.removeprefix("ladder")
         lines += [*ladder(stem, host, records, kept.get(f"published{gpu}", ({}, []))[1]), ""]
     lines += [*steps(kept), ""]
-    lines += [*means(kept), "", *overhead(kept), "", *sanitizer(kept), "", *indexer(kept)]
+    lines += [*means(kept), "", *overhead(kept), "", *sanitizer(kept), "", *indexer(kept), "", *attention(kept)]
     return "\n".join(lines).strip()
 
 
@@ -207,15 +207,27 @@ def indexer(kept: Kept) -> Iterator[str]:
         yield from topk_indexer.means(records)
 
 
+def attention(kept: Kept) -> Iterator[str]:
+    """Sparse attention beside torch, FlashMLA and FlashInfer: the means of each GPU."""
+    suite = sparse_attention.SUITE
+    for stem, (host, records) in of(kept, suite).items():
+        yield (
+            f"Sparse attention itself ({_machine(host)}; [every shape](README.md#{suite}), "
+            f"[all figures]({stem}.jsonl)), the other's time over ours:"
+        )
+        yield ""
+        yield from sparse_attention.means(records)
+
+
 def details(kept: Kept) -> str:
     """`benchmarks/results/README.md`."""
     lines = [ABOUT]
     for name in OP:
         for host, records in of(kept, name).values():
             lines += [*shapes(name, host, records), ""]
-    for host, records in of(kept, topk_indexer.SUITE).values():
-        lines += [f"## {topk_indexer.SUITE}", "", f"{topk_indexer.ABOUT} {_machine(host)}.", ""]
-        lines += [*topk_indexer.shapes(records), ""]
+    for suite in (topk_indexer, sparse_attention):
+        for host, records in of(kept, suite.SUITE).values():
+            lines += [f"## {suite.SUITE}", "", f"{suite.ABOUT} {_machine(host)}.", "", *suite.shapes(records), ""]
     return "\n".join(lines).strip() + "\n"
 
 

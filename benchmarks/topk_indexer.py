@@ -58,11 +58,11 @@ MOST_SETS = 256
 # ------------------------------------------------------------------------------------------------------------ packing
 
 
-def make(folder: Path, checkout: Path | None, cutlass: Path | None) -> str:
-    """Write a pack of all shapes; a line on it."""
+def make(folder: Path, checkout: Path | None, cutlass: Path | None, only: list[int]) -> str:
+    """Write a pack of all shapes, or those of so many queries; a line on it."""
     info, made = rungs.find(RUNG), []
     peer = deepgemm.compile_module(checkout, cutlass) if checkout and cutlass else None
-    for shape in SHAPES:
+    for shape in (shape for shape in SHAPES if not only or shape[0] in only):
         one = packs.make(packs.Wanted(info, rungs.load(info).RUNG.config(), shape, "e4m3"), ARCH)
         made += [one, *(_part(one, name, at) for name, at in ((SCORES, 0), (CHOICE, 1)))]
         if peer is not None:
@@ -256,14 +256,18 @@ class Work:
 
 
 def measure(folder: Path, options: Options, only: list[int], compiles: bool) -> Iterator[bench.Record]:
-    """A record a shape, part and baseline. only: lengths, or none for all. compiles: with torch.compile, too."""
+    """A record of each of the pack's shapes, part and baseline.
+
+    only: lengths, or none for all. compiles: with torch.compile, too.
+    """
     torch = cuda_torch()
     torch.backends.cuda.matmul.allow_tf32 = True
     opened = pack.Pack.open(folder)
     opened.check_gpu()
     meter, l2 = Meter(), facts()["l2_bytes"]
     compiled = torch.compile(by_torch(torch, torch.bfloat16), dynamic=True) if compiles else None
-    for shape in SHAPES:
+    there = {entry.shape for entry in opened.entries}
+    for shape in (shape for shape in SHAPES if shape in there):
         if only and shape[1] * PAGE not in only:
             continue
         work = Work(torch, opened, shape, compiled, l2)
@@ -290,6 +294,10 @@ def measure(folder: Path, options: Options, only: list[int], compiles: bool) -> 
         torch.cuda.empty_cache()
 
 
+def _numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
 def main() -> int:
     """The command line; its exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.topk_indexer", description=__doc__)
@@ -298,17 +306,18 @@ def main() -> int:
     packing.add_argument("folder", type=Path)
     packing.add_argument("--deepgemm", type=Path, help="a checkout of DeepGEMM")
     packing.add_argument("--cutlass", type=Path, help="a checkout of CUTLASS, whose headers it needs")
+    packing.add_argument("--queries", type=_numbers, default=[], help="how many a shape has; all")
     running = verbs.add_parser("run")
     running.add_argument("folder", type=Path)
     running.add_argument("--seconds", type=float, default=0.5)
     running.add_argument("--settle", type=float, default=1.0)
     running.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
-    running.add_argument("--lengths", type=lambda text: [int(part) for part in text.split(",")], default=[])
+    running.add_argument("--lengths", type=_numbers, default=[])
     running.add_argument("--results", type=Path, help="keep the figures there")
     args = parser.parse_args()
     try:
         if args.verb == "pack":
-            print(make(args.folder, args.deepgemm, args.cutlass))
+            print(make(args.folder, args.deepgemm, args.cutlass, args.queries))
             return 0
         records = []
         options = Options(seconds=args.seconds, settle=args.settle)

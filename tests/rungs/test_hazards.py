@@ -22,6 +22,9 @@ BROKEN = [
     ("c2-warp-specialized", "warpgroup.wait_group(1)\n", GONE, (256, 256, 512), {}, "slot-reuse"),
     ("c1-wgmma", "warpgroup.fence()\n", GONE, (128, 128, 64), {}, "missing-wait"),
     ("c1-wgmma", "warpgroup.wait_group(0)\n", GONE, (128, 128, 64), {}, "missing-wait"),
+    # a ring that two consumers take in turn: with one mbarrier a stage each sees every other phase
+    ("fused-dsa-wgmma", "math.lcm(config.stages, CONSUMERS)", "config.stages", (1, 420, 7), {"sm_count": 1},
+     "barrier-phase"),
     ("z2-tmem-lifecycle", "cute.arch.fence_view_async_tmem_store()\n", GONE, None, {}, "missing-wait"),
     ("d1-tcgen05", "cute.arch.mbarrier_wait(empty + write, write_phase)\n", GONE, (128, 128, 1024), {"stages": 2},
      "slot-reuse"),

@@ -63,6 +63,12 @@ def wait(parity: int, n: int = 0) -> str:
     return WAIT.format(parity=parity, n=n)
 
 
+#: the second warp completes three phases, the first one waits for two of them, or all
+ALTERNATE = (
+    init(32) + "setp.gt.u32 %p2, %r0, 31; @%p2 bra FILL;" + wait(0) + "bar.sync 1, 64; {seen} {sync}" + wait(0, 2) + OTHERS
+    + OUT + "bra END; FILL:" + ARRIVE + "bar.sync 1, 64;" + ARRIVE + "{sync}" + MINE + ARRIVE + "END:"
+)  # fmt: skip
+
 # (what is wrong, broken body, kind, repaired body)
 KERNELS = [
     ("no barrier", MINE + OTHERS + OUT, "race", MINE + SYNC + OTHERS + OUT),
@@ -90,6 +96,8 @@ KERNELS = [
     ("the exit while a store reads", MINE + FENCE + SYNC + STORE, "missing-wait", MINE + FENCE + SYNC + STORE + READ),
     ("cp.async with no wait", COPY + SYNC + OTHERS + OUT + COPIED, "missing-wait", COPY + COPIED + SYNC + OTHERS + OUT),
     ("cp.async with no barrier", COPY + COPIED + OTHERS + OUT, "missing-wait", COPY + COPIED + SYNC + OTHERS + OUT),
+    ("every other phase seen", ALTERNATE.format(seen="", sync=""), "barrier-phase race",
+     ALTERNATE.format(seen=wait(1, 1), sync="bar.sync 2, 64;")),
     ("one arrival too few", init(65) + ARRIVE + wait(0), "deadlock", init(64) + ARRIVE + wait(0)),
 ]  # fmt: skip
 

@@ -83,6 +83,8 @@ BLOCKS = LATENT // 64  # of O^T's rows
 class WgmmaSparseAttention:
     def __init__(self, config: WgmmaSparseAttentionConfig, splits: int, tiles: int):
         self.stages = config.stages
+        # One mbarrier for each stage and each consumer that takes it in turn: who waits has then seen every phase.
+        self.turns = math.lcm(config.stages, CONSUMERS)
         self.overlap = config.overlap
         self.splits, self.tiles = splits, tiles  # of a row, of a split
 
@@ -97,8 +99,8 @@ class WgmmaSparseAttention:
 
         @cute.struct
         class SharedStorage:
-            latent_full: cute.struct.MemRange[cutlass.Int64, self.stages]
-            latent_empty: cute.struct.MemRange[cutlass.Int64, self.stages]
+            latent_full: cute.struct.MemRange[cutlass.Int64, self.turns]
+            latent_empty: cute.struct.MemRange[cutlass.Int64, self.turns]
             rotary_full: cute.struct.MemRange[cutlass.Int64, CONSUMERS]
             rotary_empty: cute.struct.MemRange[cutlass.Int64, CONSUMERS]
             there: cute.struct.MemRange[cutlass.Int32, CONSUMERS * PAIR]
@@ -143,9 +145,9 @@ class WgmmaSparseAttention:
         full, empty = storage.latent_full.data_ptr(), storage.latent_empty.data_ptr()
         rotary_full, rotary_empty = storage.rotary_full.data_ptr(), storage.rotary_empty.data_ptr()
         if tidx == 0:
-            for stage in cutlass.range_constexpr(self.stages):
-                cute.arch.mbarrier_init(full + stage, PAIR)
-                cute.arch.mbarrier_init(empty + stage, WARPS)
+            for turn in cutlass.range_constexpr(self.turns):
+                cute.arch.mbarrier_init(full + turn, PAIR)
+                cute.arch.mbarrier_init(empty + turn, WARPS)
             for stage in cutlass.range_constexpr(CONSUMERS):
                 cute.arch.mbarrier_init(rotary_full + stage, PAIR)
                 cute.arch.mbarrier_init(rotary_empty + stage, WARPS)
@@ -159,16 +161,18 @@ class WgmmaSparseAttention:
             place = (split * self.tiles + pair) * TILE + lane * PAIR + warp
             token = sparse.token(indices, place)
             for tile in range(pair, self.tiles, CONSUMERS):
-                stage = tile % self.stages
+                stage, turn = tile % self.stages, tile % self.turns
                 place += CONSUMERS * TILE
                 following = sparse.token(indices, place)
-                # A barrier that nobody has completed yet counts as having completed its odd phase.
-                cute.arch.mbarrier_wait(empty + stage, (tile // self.stages + 1) % 2)
+                # What was in the stage before. A barrier that nobody has completed yet counts as having completed its
+                # odd phase.
+                before = tile + self.turns - self.stages
+                cute.arch.mbarrier_wait(empty + before % self.turns, (before // self.turns + 1) % 2)
                 self.gather(latent, token, storage.sC.data_ptr() + stage * (TILE * LATENT), thread)
                 cute.arch.mbarrier_wait(rotary_empty + pair, (tile // CONSUMERS + 1) % 2)
                 self.gather(rotary, token, storage.sK_pe.data_ptr() + pair * (TILE * ROTARY), thread)
                 there[warp, pair] = cute.arch.vote_ballot_sync(token >= 0)
-                hand_over(1, full + stage, lane)
+                hand_over(1, full + turn, lane)
                 hand_over(0, rotary_full + pair, lane)
                 token = following
 
@@ -203,8 +207,8 @@ class WgmmaSparseAttention:
 
             for step in range((self.tiles + 1 - group) // CONSUMERS):
                 tile = step * CONSUMERS + group
-                stage = tile % self.stages
-                cute.arch.mbarrier_wait(full + stage, tile // self.stages % 2)
+                stage, turn = tile % self.stages, tile % self.turns
+                cute.arch.mbarrier_wait(full + turn, tile // self.turns % 2)
                 warpgroup.fence()
                 self.multiply(self.op_S, tSrS, tSrK[None, None, None, stage], tSrQ, True)
                 cute.arch.mbarrier_wait(rotary_full + group, step % 2)
@@ -222,7 +226,7 @@ class WgmmaSparseAttention:
                 warpgroup.commit_group()
                 warpgroup.wait_group(0)
                 if lane == 0:
-                    cute.arch.mbarrier_arrive(empty + stage)
+                    cute.arch.mbarrier_arrive(empty + turn)
                     cute.arch.mbarrier_arrive(rotary_empty + group)
 
             for i in cutlass.range_constexpr(4):

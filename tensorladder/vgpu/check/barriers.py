@@ -24,11 +24,11 @@ from tensorladder.vgpu.check.clocks import (
     visible,
 )
 from tensorladder.vgpu.check.exits import visit
-from tensorladder.vgpu.check.rounds import in_its_round
+from tensorladder.vgpu.check.rounds import in_its_round, in_its_turn
 from tensorladder.vgpu.check.shadow import at_place, found, shared_place
 from tensorladder.vgpu.codegen.sync import FENCE_MBARRIER_INIT, FENCE_MEMORY, FENCE_PROXY, FENCE_TCGEN05, FENCE_WGMMA
 from tensorladder.vgpu.machine.barriers import BAR_ARRIVE
-from tensorladder.vgpu.machine.mbarrier import RELAXED
+from tensorladder.vgpu.machine.mbarrier import RELAXED, WAIT_BY_STATE
 from tensorladder.vgpu.machine.native import helper
 from tensorladder.vgpu.machine.raw import ld32, ld64, st32, st64, trailing_zeros
 
@@ -51,9 +51,9 @@ def barrier_at(x, host):
 
 @helper
 def phase_clocks(x, b):
-    """Clocks (V, P) of an mbarrier's phase that runs; those of complete phases follow."""
+    """Clocks (V, P) of an mbarrier's phase that runs; those of complete phases follow, then V of all but the last."""
     number = (b - ld64(x + X.X_B)) // X.B_BYTES
-    return ld64(x + X.X_B_CLOCKS) + 4 * number * ld64(x + X.X_CLOCK_BYTES)
+    return ld64(x + X.X_B_CLOCKS) + X.B_CLOCKS * number * ld64(x + X.X_CLOCK_BYTES)
 
 
 @helper
@@ -105,7 +105,7 @@ def on_init(x, n, host, count, lanes, iid):
         found(x, X.BARRIER_TWICE, site_of(n, iid), 0, ld64(b + X.B_INIT_SITE), ld64(b + X.B_INIT), 0, 0)
     size = ld64(x + X.X_CLOCK_BYTES)
     clocks = phase_clocks(x, b)
-    for k in range(4):
+    for k in range(X.B_CLOCKS):
         clear(x, clocks + k * size)
     for warp in range(ld64(x + X.X_WARPS)):
         st64(seen_by(x, b, warp), -1)
@@ -201,6 +201,7 @@ def on_flip(x, n, host, lanes, iid):
             name_barrier(x, first + warp, 0xFFFFFFFF, b)
             site = site_of(first + warp, ld64(record_of(x, first + warp) + X.Z_WAITED))
             found(x, X.PHASE_ALIAS, site, 0, site_of(n, iid), 0, phases - 1 - ld64(b + X.B_BASE), 0)
+    copy(x, running + 4 * size, running + 2 * size)
     join(x, running + 2 * size, running)
     join(x, running + 3 * size, running + size)
     clear(x, running)
@@ -214,6 +215,8 @@ def on_wait(x, n, host, flags, lanes, iid):
     if b == 0:
         return
     use_barrier(x, n, b, lanes, False, iid)
+    if flags & WAIT_BY_STATE == 0:
+        in_its_turn(x, n, b, complete_clocks(x, b) + 2 * ld64(x + X.X_CLOCK_BYTES), lanes, iid)
     if flags & RELAXED == 0:
         acquire_from(x, n, complete_clocks(x, b))
     tick(x, n)

@@ -48,7 +48,7 @@ class Watch:
         for field, count in {
             X.X_KNOWN: X.ROWS * warps * clock, X.X_COMPONENTS: most * X.K_BYTES, X.X_STARTS: clock,
             X.X_Z: warps * X.Z_BYTES, X.X_Y: unit.slots * X.Y_BYTES, X.X_B: barriers * X.B_BYTES,
-            X.X_B_CLOCKS: 4 * barriers * clock, X.X_B_SEEN: 16 * barriers * unit.warps,
+            X.X_B_CLOCKS: X.B_CLOCKS * barriers * clock, X.X_B_SEEN: 16 * barriers * unit.warps,
             X.X_FINDINGS: X.FINDINGS * X.F_BYTES, X.X_HASH: 8 * X.HASH_SLOTS,
             X.X_BARS: 2 * 16 * unit.slots * clock, X.X_CLUSTERS: 4 * clusters * clock,
             X.X_SYNC: 16 * X.SYNC_SLOTS, X.X_SYNC_CLOCKS: 2 * X.SYNC_MOST * clock, X.X_STARTED: 24 * X.STARTED,

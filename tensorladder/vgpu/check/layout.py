@@ -24,7 +24,10 @@ X_STARTS = 64  # u32 a component: its clock when the CTA that is there now began
 X_Z = 72  # Z_ records of the warps, slot by slot
 X_Y = 80  # Y_ records of the slots
 X_B = 88  # B_ records of the mbarriers
-X_B_CLOCKS = 96  # four vector clocks each: (seen, async proxy) of the phase that runs, of those that are complete
+# vector clocks, B_CLOCKS each: (seen, async proxy) of the phase that runs, of those that are complete; seen of all but
+# the last
+X_B_CLOCKS = 96
+B_CLOCKS = 5
 X_B_USED = 104
 X_B_MAX = 112
 X_B_SEEN = 120  # (phase, clock) i64 a warp of the CTA each
@@ -186,7 +189,7 @@ F_BYTES = 128
  WGMMA_NO_FENCE, TMEM_FREED, TWICE_FREED, MAP_IN_FLIGHT, SHADOW_FULL, BARRIER_REINIT,
  ARRIVALS_LEFT, NOT_COMMITTED, SCOPE_CTA,
  LATE_ARRIVAL, SPLIT_ARRIVAL, LANES_ABSENT, MASKS_DIFFER, BARRIER_APART, SETMAXNREG_PART,
- LANES_ELSEWHERE) = range(1, 36)  # fmt: skip
+ LANES_ELSEWHERE, PHASE_SKIPPED) = range(1, 37)  # fmt: skip
 
 # ---------------------------------------------------------------- addresses that synchronise
 SYNC_SLOTS = 4096  # hash slots: (address, index of its two clocks), i64

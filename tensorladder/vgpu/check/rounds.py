@@ -1,8 +1,12 @@
-"""Arrivals at an mbarrier that come in the wrong round: the count that it was initialised with is not what comes.
+"""Arrivals and waits at an mbarrier that may be of another round than they are meant for.
 
 Whoever arrives for a phase knows that the one before is complete: it has waited for it, or was told by one who has. An
 arrival that nothing orders after the arrivals of the phase before might as well have come before them, and have counted
 for that phase. So with a count that is one too low, the last arrival of each round is taken for the first of the next.
+
+A wait by parity names every other phase. Whoever waits for one has to know that the phase before it is complete:
+while that one runs, the one before it, of the same parity, lets the wait through. Two groups that take the stages of a
+ring in turn, with an mbarrier a stage and an odd number of stages, see every other phase of each.
 """
 
 from __future__ import annotations
@@ -26,6 +30,16 @@ def warps_known(x, n, clock):
 
 
 @helper
+def clock_known(x, n, clock, but):
+    """Whether a warp knows all that a clock knows, one component left out."""
+    v = known(x, n)
+    later = 0
+    for k in range(ld64(x + X.X_USED)):
+        later += 1 if k != but and ld32(clock + 4 * k) > ld32(v + 4 * k) else 0
+    return later == 0
+
+
+@helper
 def report(x, n, b, code, lanes, iid):
     """A finding about an arrival that is out of its round."""
     at_place(x, n, lanes, X.SPACE_SHARED, ld64(b + X.B_SLOT), ld64(b + X.B_OFFSET), ld64(b + X.B_OFFSET) + 8)
@@ -40,6 +54,17 @@ def in_its_round(x, n, b, complete, lanes, iid):
         return
     if not warps_known(x, n, complete):
         report(x, n, b, X.LATE_ARRIVAL, lanes, iid)
+
+
+@helper
+def in_its_turn(x, n, b, earlier, lanes, iid):
+    """Judge a wait by parity that is over; earlier: clock of the complete phases but the last."""
+    phases = ld64(b + X.B_PHASES)
+    own, component = phases - ld64(b + X.B_BASE), ld64(b + X.B_COMPONENT)
+    if own < 2 or clock_of(known(x, n), component) >= phases - 1 or clock_known(x, n, earlier, component):
+        return
+    at_place(x, n, lanes, X.SPACE_SHARED, ld64(b + X.B_SLOT), ld64(b + X.B_OFFSET), ld64(b + X.B_OFFSET) + 8)
+    found(x, X.PHASE_SKIPPED, site_of(n, iid), 0, ld64(b + X.B_FLIPPED), 0, own - 1, own - 2)
 
 
 @helper

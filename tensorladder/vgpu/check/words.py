@@ -323,6 +323,13 @@ _TEXTS: dict[int, tuple[str, Verdict | None, str, str]] = {
         "let every warp that waits for a phase take part in what completes the next one, or let one warp wait and "
         "hand on by a barrier",
     ),
+    X.PHASE_SKIPPED: (
+        "barrier-phase", None,
+        "{here} waits for phase {a} of {barrier} by parity, and nothing before tells the warp that phase {b} is "
+        "complete: while that one still runs, the parity of the phase before it lets the warp through",
+        "wait for every phase of an mbarrier in turn; where groups take the stages of a ring in turn, give each its "
+        "own mbarriers",
+    ),
     X.TX_LEFT: (
         "barrier-count", Verdict.REVIEW,
         "the CTA ends while {barrier} still counts {a} bytes: what expect_tx announced and what the copies brought "
