@@ -8,10 +8,24 @@ from typing import Annotated
 
 import typer
 
-from tensorladder.cli import output
-from tensorladder.cli.options import Arch, Dtype, Json, Policy, Seed, Shape, SmCount, Timeout
+from tensorladder.cli import output, stops
+from tensorladder.cli.options import (
+    Arch,
+    Baseline,
+    Dtype,
+    Json,
+    Junit,
+    Policy,
+    Sarif,
+    Seed,
+    Shape,
+    SmCount,
+    Timeout,
+    WriteBaseline,
+)
 from tensorladder.core.errors import UsageError
 from tensorladder.core.findings import Report, Verdict
+from tensorladder.measure.accepted import Judged
 from tensorladder.measure.hazard_files import HazardFiles
 from tensorladder.measure.request import parse_policy, parse_seed, parse_shape, parse_timeout
 from tensorladder.measure.run import plan
@@ -48,14 +62,13 @@ def check(
     zoo: Annotated[
         bool, typer.Option("--zoo", help="broken kernels and their repaired twins, all or those named")
     ] = False,
-    baseline: Annotated[
-        str | None, typer.Option("--baseline", metavar="F.json", help="known findings, which do not count")
-    ] = None,
-    write_baseline: Annotated[
-        str | None, typer.Option("--write-baseline", metavar="F.json", help="accept what is found, from now on")
-    ] = None,
-    junit: Annotated[str | None, typer.Option("--junit", metavar="F.xml", help="JUnit XML, for CI")] = None,
-    sarif: Annotated[str | None, typer.Option("--sarif", metavar="F.sarif", help="SARIF, for code scanning")] = None,
+    baseline: Baseline = None,
+    write_baseline: WriteBaseline = None,
+    junit: Junit = None,
+    sarif: Sarif = None,
+    breaks: stops.Break = None,
+    dump: stops.Dump = None,
+    going_on: stops.Continue = None,
     as_json: Json = False,
 ) -> int:
     """Run targets under the hazard checker: races, proxies, barriers, tensor memory, hangs."""
@@ -63,23 +76,29 @@ def check(
     if zoo:
         if any((baseline, write_baseline, junit, sarif)):
             raise UsageError("--zoo knows what each of its kernels is to give: no baseline, JUnit or SARIF file of it")
+        if breaks:
+            raise UsageError("--zoo with --break: show a case's PTX, and check that with --break")
         return _check_zoo(targets, as_json)
     if not targets:
         raise UsageError("nothing to check: name rungs or PTX files, or give --zoo")
     if seeds < 1:
         raise UsageError(f"--seeds {seeds}: at least one run is wanted")
+    if breaks and len(targets) > 1:
+        raise UsageError(f"--break is of one target: name one of {', '.join(targets)}")
     from tensorladder.measure import hazards
 
+    points = stops.asked(breaks, dump, going_on, as_json)
     files = HazardFiles(baseline, write_baseline, junit, sarif)
     worst = Verdict.CLEAN
     for target in targets:
         begin = time.perf_counter()
-        with output.progress(f"checking {target}"):
+        with output.progress("" if points else f"checking {target}"):
             if target.endswith(".ptx"):
                 report = hazards.check_ptx(
                     Path(target), kernel=kernel, grid=_extents(grid, "--grid"), block=_extents(block, "--block"),
                     cluster=_extents(cluster, "--cluster"), smem=smem, arguments=arguments or [], arch=arch,
                     policy=parse_policy(policy), seed=parse_seed(seed), seeds=seeds, timeout=parse_timeout(timeout),
+                    breakpoints=points,
                 )  # fmt: skip
             else:
                 report = hazards.check_rung(
@@ -89,13 +108,15 @@ def check(
                     ),
                     seeds,
                     advice,
+                    points,
                 )  # fmt: skip
         judged = files.take(report, time.perf_counter() - begin)
         worst = max(worst, judged.report.verdict)
         if as_json:
-            output.emit(judged.to_json())
+            output.emit(judged.to_json() | ({"stopped": True} if points and points.stopped else {}))
         else:
-            output.write("\n".join([text_of(judged.report), *judged.text()]))
+            output.write(text_of(judged, "stopped at a breakpoint; until then " if points and points.stopped else ""))
+    stops.say_unmet(points)
     files.write()
     return worst.exit_code
 
@@ -132,10 +153,12 @@ def _extents(text: str, option: str) -> tuple[int, ...]:
     return extents
 
 
-def text_of(report: Report) -> str:
-    """A report for a person: the verdict, then each finding with both places and the fix."""
+def text_of(judged: Judged, first: str = "") -> str:
+    """A report for a person: the verdict (with `first` before it), then each finding with both places and the fix, then
+    what a baseline has to say."""
+    report: Report = judged.report
     count = len(report.findings)
-    lines = [f"{report.target}: {report.verdict}" + (f", {count} finding{'s' * (count != 1)}" if count else "")]
+    lines = [f"{report.target}: {first}{report.verdict}" + (f", {count} finding{'s' * (count != 1)}" if count else "")]
     for finding in report.findings:
         lines += ["", *(f"  {line}" for line in str(finding).splitlines())]
-    return "\n".join(lines)
+    return "\n".join([*lines, *judged.text()])

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from tensorladder.cli import output, stops
 from tensorladder.cli.check import text_of
-from tensorladder.cli.options import Policy
+from tensorladder.cli.options import Baseline, Junit, Policy, Sarif, WriteBaseline
 from tensorladder.core import arch as architectures
-from tensorladder.core.errors import MissingExtra, TensorladderError, UsageError
+from tensorladder.core.errors import MissingExtra, Stopped, TensorladderError, UsageError
+from tensorladder.measure.hazard_files import HazardFiles
 from tensorladder.measure.request import parse_policy
 
 # Modules that scripts import and the extras that bring them.
@@ -26,18 +29,30 @@ def exec_script(
     policy: Policy = "eager",
     seed: Annotated[int, typer.Option("--seed", help="seed of the virtual GPU's own choices")] = 0,
     check: Annotated[bool, typer.Option("--check", help="look for hazards while it runs")] = False,
+    baseline: Baseline = None,
+    write_baseline: WriteBaseline = None,
+    junit: Junit = None,
+    sarif: Sarif = None,
+    breaks: stops.Break = None,
+    dump: stops.Dump = None,
+    going_on: stops.Continue = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="findings and breakpoints as one JSON object a line, on stderr")
+    ] = False,
 ) -> int:
     """Run a script that uses torch with device="cuda" on CPU memory and the virtual GPU."""
     if not Path(script).is_file():
         raise UsageError(f"no such script: {script!r}")
-    name = architectures.find(arch).name
-    policy = parse_policy(policy)
-    from tensorladder.measure.scripts import run_script
-
+    if not check and any((baseline, write_baseline, junit, sarif)):
+        raise UsageError("a baseline, JUnit and SARIF files are of hazards: give --check as well")
+    options = {"arch": architectures.find(arch).name, "policy": parse_policy(policy), "seed": seed}
+    files = HazardFiles(baseline, write_baseline, junit, sarif) if check else None
+    points = stops.asked(breaks, dump, going_on, as_json, whole=False)
     try:
-        if check:
-            return _checked(script, arguments or [], arch=name, policy=policy, seed=seed)
-        return run_script(script, arguments or [], arch=name, policy=policy, seed=seed)
+        code = _run(script, arguments or [], files, as_json, breakpoints=points, **options)
+    except Stopped as stop:
+        output.complain(stop)
+        return stop.exit_code
     except TensorladderError:
         raise
     except ModuleNotFoundError as error:
@@ -48,20 +63,36 @@ def exec_script(
     except Exception as error:
         _print_from_the_script(error, script)
         return 1
+    if points is not None:
+        points.require_places()
+        stops.say_unmet(points)
+    return code
 
 
-def _checked(script: str, arguments: list[str], **options: Any) -> int:
-    """Run the script under the hazard checker and say on stderr what it found; the worse of both exit codes."""
+def _run(script: str, arguments: list[str], files: HazardFiles | None, as_json: bool, **options: Any) -> int:
+    """Run the script, with `files` under the hazard checker, and say on stderr what that found; the worse exit code."""
     from tensorladder.measure.hazards import new_checker
     from tensorladder.measure.scripts import run_script
 
+    if files is None:
+        return run_script(script, arguments, **options)
     checker = new_checker()
+    begin = time.perf_counter()
     try:
         code = run_script(script, arguments, checker=checker, **options)
+    except (Stopped, UsageError):
+        raise
+    except TensorladderError as error:
+        checker.stopped(error)
+        raise
     finally:  # also beside the error that stopped a launch
-        report = checker.report(script)
-        print(text_of(report), file=sys.stderr)
-    return code or report.verdict.exit_code
+        judged = files.take(checker.report(script), time.perf_counter() - begin)
+        if as_json:
+            output.emit(judged.to_json(), sys.stderr)
+        else:
+            output.write(text_of(judged), sys.stderr)
+        files.write()
+    return code or judged.report.verdict.exit_code
 
 
 def _print_from_the_script(error: Exception, script: str) -> None:

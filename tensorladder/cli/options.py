@@ -30,4 +30,12 @@ Timeout = Annotated[
 SmCount = Annotated[
     int | None, typer.Option("--sm-count", metavar="N", help="SMs of the virtual GPU, and of rungs that have this knob")
 ]
+Baseline = Annotated[
+    str | None, typer.Option("--baseline", metavar="F.json", help="known findings, which do not count")
+]
+WriteBaseline = Annotated[
+    str | None, typer.Option("--write-baseline", metavar="F.json", help="accept what is found, from now on")
+]
+Junit = Annotated[str | None, typer.Option("--junit", metavar="F.xml", help="JUnit XML, for CI")]
+Sarif = Annotated[str | None, typer.Option("--sarif", metavar="F.sarif", help="SARIF, for code scanning")]
 Series = Annotated[str | None, typer.Option("--series", metavar="a,b", help="only these series")]

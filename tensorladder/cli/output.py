@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.table import Table
@@ -25,10 +25,11 @@ def console() -> Console:
     return Console(highlight=False, width=PIPED_WIDTH, no_color=True)
 
 
-def emit(record: Mapping[str, Any]) -> None:
+def emit(record: Mapping[str, Any], stream: TextIO | None = None) -> None:
     """One JSON object, one line, at once (so that a reader of the pipe sees each row as it comes)."""
-    sys.stdout.write(json.dumps(record, allow_nan=False) + "\n")
-    sys.stdout.flush()
+    stream = stream or sys.stdout
+    stream.write(json.dumps(record, allow_nan=False) + "\n")
+    stream.flush()
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]] = (), right: Sequence[str] = ()) -> Table:
@@ -51,9 +52,9 @@ def _cell(value: object) -> Text:
     return Text(word, style=STYLES.get(word, ""))
 
 
-def write(text: str) -> None:
-    """Plain text to stdout, ending in exactly one newline."""
-    sys.stdout.write(text.rstrip("\n") + "\n")
+def write(text: str, stream: TextIO | None = None) -> None:
+    """Plain text to stdout (or another stream), ending in exactly one newline."""
+    (stream or sys.stdout).write(text.rstrip("\n") + "\n")
 
 
 def complain(message: object) -> None:
@@ -69,9 +70,9 @@ def one_line(message: object) -> str:
 
 @contextmanager
 def progress(text: str) -> Iterator[None]:
-    """A spinner on stderr while something long runs; nothing when stderr is no terminal."""
+    """A spinner on stderr while something long runs; nothing without a text, or when stderr is no terminal."""
     errors = Console(stderr=True)
-    if not errors.is_terminal:
+    if not text or not errors.is_terminal:
         yield
         return
     with errors.status(text):

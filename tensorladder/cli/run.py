@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tensorladder.cli import output
+from tensorladder.cli import output, stops
 from tensorladder.cli.options import Arch, Dtype, Json, Numerics, On, Policy, RungName, Seed, Shape, SmCount, Timeout
 from tensorladder.measure.request import parse_shape
 from tensorladder.measure.run import Result, execute, plan
@@ -23,6 +23,9 @@ def run(
     numerics: Numerics = "f32",
     timeout: Timeout = None,
     sm_count: SmCount = None,
+    breaks: stops.Break = None,
+    dump: stops.Dump = None,
+    going_on: stops.Continue = None,
     as_json: Json = False,
 ) -> int:
     """Run one rung, compare it with float64 and time the launch."""
@@ -38,8 +41,10 @@ def run(
         numerics=numerics,
         sm_count=sm_count,
     )
-    with output.progress(f"running {asked.info.name} for {asked.arch}"):
-        result = execute(asked)
+    points = stops.asked(breaks, dump, going_on, as_json)
+    with output.progress("" if points else f"running {asked.info.name} for {asked.arch}"):
+        result = execute(asked, points)
+    stops.say_unmet(points)
     if as_json:
         output.emit(result.record())
     else:

@@ -42,5 +42,11 @@ class KernelError(TensorladderError):
         self.finding = finding
 
 
+class Stopped(TensorladderError):
+    """A launch was stopped on purpose, at a breakpoint: nothing is wrong, and nothing that it left behind is whole."""
+
+    exit_code = 0
+
+
 class CooperativeTooLarge(KernelError):
     """The CTAs of a cooperative launch are not all resident at once: the driver's error 720."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tensorladder.core.errors import MissingExtra, TensorladderError, UsageError
+from tensorladder.core.errors import MissingExtra, Stopped, TensorladderError, UsageError
 from tensorladder.core.findings import Finding, Report, Where, summarise
 from tensorladder.measure.replay import stamped
 from tensorladder.measure.run import ENGINE, Request, VirtualTarget, build, judge
@@ -34,11 +34,12 @@ def new_checker(advice: bool = False) -> Checker:
     return Checker(advice)
 
 
-def check_rung(asked: Request, seeds: int = 1, advice: bool = False) -> Report:
+def check_rung(asked: Request, seeds: int = 1, advice: bool = False, breakpoints: Any = None) -> Report:
     """Run a rung as asked under the checker, and under `seeds` - 1 random schedules; one report of all.
 
     What stops a run and a result that is wrong are findings too; advice: so are bank conflicts and accesses that are
-    not coalesced. Raises UsageError where it cannot run at all.
+    not coalesced. breakpoints: a vgpu.debug.Breakpoints; a hit that stops a run ends the check, with what was found
+    until then. Raises UsageError where it cannot run at all.
     """
     program = build(asked)
     checker = new_checker(advice)
@@ -48,22 +49,26 @@ def check_rung(asked: Request, seeds: int = 1, advice: bool = False) -> Report:
     }  # fmt: skip
     for policy in policies_of(asked.policy, seeds):
         before = len(checker.findings)
-        _check_run(program, replace(asked, policy=policy), checker)
+        _check_run(program, replace(asked, policy=policy), checker, breakpoints)
         if seeds > 1:
             new = checker.findings[before:]
             checker.findings[before:] = stamped(new, asked.info.name, policy, options)
+        if breakpoints is not None and breakpoints.stopped:
+            break
     return checker.report(asked.info.name)
 
 
-def _check_run(program: Program, asked: Request, checker: Checker) -> None:
+def _check_run(program: Program, asked: Request, checker: Checker, breakpoints: Any) -> None:
     """One run: what stopped it, or a wrong result, is a finding of the checker's too."""
-    target = VirtualTarget(asked, checker)
+    target = VirtualTarget(asked, checker, breakpoints)
     case = asked.info.problem.make(asked.shape, asked.dtype, asked.seed, target.allocate)
     try:
         target.run(program, case)
         result = judge(asked, case, 0.0, 0.0)
     except UsageError:
         raise
+    except Stopped:
+        return
     except TensorladderError as error:
         checker.stopped(error)
         return
@@ -103,8 +108,10 @@ def check_ptx(
     seed: int,
     seeds: int,
     timeout: float | None,
+    breakpoints: Any = None,
 ) -> Report:
-    """Run a kernel of a PTX file under the checker; `kernel`: its name, where the file has several."""
+    """Run a kernel of a PTX file under the checker; `kernel`: its name, where the file has several. breakpoints: as
+    `check_rung` takes them."""
     from tensorladder.vgpu import check
     from tensorladder.vgpu.ptx import parse
 
@@ -123,7 +130,9 @@ def check_ptx(
     for one in policies_of(policy, seeds):
         report = check(
             text, kernel or names[0], tuple(grid), tuple(block), [parse_argument(a) for a in arguments], smem=smem,
-            cluster=tuple(cluster), arch=arch, policy=one, seed=seed, timeout=timeout,
+            cluster=tuple(cluster), arch=arch, policy=one, seed=seed, timeout=timeout, breakpoints=breakpoints,
         )  # fmt: skip
         findings += stamped(report.findings, str(path), one, options) if seeds > 1 else report.findings
+        if breakpoints is not None and breakpoints.stopped:
+            break
     return summarise(str(path), findings)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from tensorladder.core.errors import MissingExtra, TensorladderError, Unsupported, UsageError
+from tensorladder.core.errors import MissingExtra, Stopped, TensorladderError, Unsupported, UsageError
 from tensorladder.core.program import Program
 from tensorladder.measure import request
 from tensorladder.problems import DTYPES, Case
@@ -52,7 +52,8 @@ class Result:
     error: relative Frobenius norm of the output's error (None where nothing was computed, infinite for NaN).
     seconds: the launch alone. compile_seconds: the front end and the virtual GPU's code generation.
     message: why it is not ok, one line. exit_code: what the command line returns for it. digest: of the outputs' bits,
-    equal for two runs exactly when they gave the same bits (None where nothing was computed).
+    equal for two runs exactly when they gave the same bits (None where nothing was computed). stopped: a breakpoint
+    ended the run before there was a result to judge.
     """
 
     request: Request
@@ -64,10 +65,14 @@ class Result:
     message: str = ""
     exit_code: int = 0
     digest: str | None = None
+    stopped: bool = False
 
     @property
     def verdict(self) -> str:
-        """ "ok", "wrong" (it computed something else), "stopped" (a fault or a hang) or "incomplete" (not modelled)."""
+        """ "ok", "wrong" (it computed something else), "stopped" (a fault or a hang), "incomplete" (not modelled) or
+        "breakpoint" (it ended there)."""
+        if self.stopped:
+            return "breakpoint"
         if self.ok:
             return "ok"
         if self.exit_code == Unsupported.exit_code:
@@ -85,13 +90,14 @@ class Result:
             "dtype": asked.dtype,
             "async": asked.policy if asked.on == "vgpu" else None,
             "seed": asked.seed,
-            "ok": self.ok,
+            "ok": None if self.stopped else self.ok,
             "error": _finite(self.error),
             "tolerance": self.tolerance,
             "seconds": self.seconds,
             "compile_seconds": self.compile_seconds,
             "digest": self.digest,
             "message": self.message,
+            **({"stopped": True} if self.stopped else {}),
         }
 
 
@@ -162,14 +168,22 @@ def run_rung(info: RungInfo, **asked: Any) -> Result:
     return execute(plan(info, **asked))
 
 
-def execute(asked: Request) -> Result:
-    """Run what was asked. A wrong result is a Result with ok False; what stops a run raises TensorladderError."""
+def execute(asked: Request, breakpoints: Any = None) -> Result:
+    """Run what was asked. A wrong result is a Result with ok False; what stops a run raises TensorladderError.
+
+    breakpoints: a vgpu.debug.Breakpoints for the virtual GPU; where one ends the run, the Result says `stopped`.
+    """
+    if breakpoints is not None and asked.on != "vgpu":
+        raise UsageError("breakpoints are the virtual GPU's: leave --on gpu out")
     start = time.perf_counter()
     program = build(asked)
     compiled = time.perf_counter() - start
-    target = TARGETS[asked.on](asked)
+    target = TARGETS[asked.on](asked) if breakpoints is None else VirtualTarget(asked, breakpoints=breakpoints)
     case = asked.info.problem.make(asked.shape, asked.dtype, asked.seed, target.allocate)
-    seconds, around = target.run(program, case)
+    try:
+        seconds, around = target.run(program, case)
+    except Stopped as stop:
+        return Result(asked, False, None, None, None, None, str(stop), stop.exit_code, stopped=True)
     return judge(asked, case, seconds, compiled + around)
 
 
@@ -248,7 +262,7 @@ def exit_code(results: Iterable[Result]) -> int:
 class VirtualTarget:
     """The virtual GPU: arrays live in the device's arena, launches run at the synchronisation."""
 
-    def __init__(self, asked: Request, checker: Any = None) -> None:
+    def __init__(self, asked: Request, checker: Any = None, breakpoints: Any = None) -> None:
         try:
             from tensorladder.vgpu import Device
         except ModuleNotFoundError as error:
@@ -263,6 +277,7 @@ class VirtualTarget:
             numerics=asked.numerics,
             sm_count=asked.sm_count,
             checker=checker,
+            breakpoints=breakpoints,
         )
 
     @property

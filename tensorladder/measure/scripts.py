@@ -11,7 +11,7 @@ from typing import Any
 def run_script(path: str | Path, argv: Sequence[str] = (), **options: Any) -> int:
     """Run `path` as `python PATH ARGV` would, its CUDA device the virtual GPU; its exit code.
 
-    options: arch, policy, seed and checker, as `vgpu.driver.run_script` takes them.
+    options: arch, policy, seed, checker and breakpoints, as `vgpu.driver.run_script` takes them.
     """
     from tensorladder.vgpu import driver
 

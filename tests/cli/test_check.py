@@ -142,7 +142,7 @@ def test_a_finding_of_a_random_schedule_replays_bit_for_bit(tmp_path, capsys):
 def test_a_replay_of_a_rung_asks_for_the_same_run(capsys, monkeypatch):
     from tensorladder.measure import hazards
 
-    def stop(program, asked, checker):
+    def stop(program, asked, checker, breakpoints):
         if asked.policy == "random:2":
             checker.findings.append(Finding("trap", f"{asked.shape} {asked.dtype} {asked.seed} {asked.policy}"))
 

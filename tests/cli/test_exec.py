@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import xml.etree.ElementTree as ET
+
 import pytest
 
 from tensorladder.core.errors import KernelError
@@ -92,3 +95,37 @@ def test_check_reports_hazards_beside_the_scripts_output(ask, tmp_path, monkeypa
     assert said.code == code and said.out == "ran\n"
     assert f"script.py: {verdict}" in said.err
     assert ("error: race" in said.err and "turn.cu:5" in said.err) == bool(code)
+
+
+def test_files_of_a_check(ask, tmp_path, monkeypatch):
+    """A baseline accepts what is known; JUnit and SARIF name the script and the line."""
+    pytest.importorskip("cuda.bindings")
+    pytest.importorskip("llvmlite")
+    monkeypatch.setattr("tensorladder.measure.scripts.hooks", list)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "script.py").write_text(RACE.replace("BARRIER", ""))
+    assert ask("exec", "--check", "--write-baseline", "known.json", "script.py").code == 0
+    said = ask("exec", "--check", "--baseline", "known.json", "--junit", "c.xml", "--sarif", "c.sarif", "script.py")
+    assert said.code == 0 and said.out == "ran\n" and "accepted: race" in said.err
+    (run,) = json.loads((tmp_path / "c.sarif").read_text())["runs"]
+    assert run["results"] and all(result["suppressions"] for result in run["results"])
+    assert ask("exec", "--check", "--junit", "c.xml", "--sarif", "c.sarif", "script.py").code == 1
+    case = ET.parse(tmp_path / "c.xml").getroot().find("testsuite/testcase")
+    assert case.get("name") == "script.py" and "race" in case.find("failure").get("type")
+    (result, *_) = json.loads((tmp_path / "c.sarif").read_text())["runs"][0]["results"]
+    assert result["ruleId"] == "race" and result["properties"]["target"] == "script.py"
+    said = ask("exec", "--junit", "c.xml", "script.py")
+    assert said.code == 2 and said.out == "" and "--check" in said.err
+    said = ask("exec", "--check", "--baseline", "missing.json", "script.py")
+    assert said.code == 2 and said.out == "" and said.err.count("\n") == 1
+
+
+def test_what_stops_a_launch_is_a_finding_too(ask, tmp_path, monkeypatch):
+    pytest.importorskip("cuda.bindings")
+    pytest.importorskip("llvmlite")
+    monkeypatch.setattr("tensorladder.measure.scripts.hooks", list)
+    script = tmp_path / "script.py"
+    script.write_text(RACE.replace("BARRIER", "__syncthreads();").replace("63 -", "999999 +"))
+    said = ask("exec", "--check", "--junit", str(tmp_path / "c.xml"), str(script))
+    failure = ET.parse(tmp_path / "c.xml").getroot().find("testsuite/testcase/failure")
+    assert said.code == 1 and failure.get("type") == "out-of-bounds"

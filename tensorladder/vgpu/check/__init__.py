@@ -28,6 +28,7 @@ or with a device of your own: `Device(arch, checker=Checker())`, then `checker.r
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from tensorladder.core.findings import Report
 from tensorladder.vgpu.check.engine import Checker
@@ -50,23 +51,29 @@ def check(
     seed: int = 0,
     timeout: float | None = None,
     target: str = "",
+    breakpoints: Any = None,
 ) -> Report:
     """Run a kernel of a PTX module on numpy arrays and report its hazards; arguments as `vgpu.launch` takes them.
 
-    What stops the run (a fault, a hang, something that is not modelled) is a finding too. Raises UsageError for bad
+    What stops the run (a fault, a hang, something that is not modelled) is a finding too. breakpoints: a
+    debug.Breakpoints; where one ends the run, the report has what was found until then. Raises UsageError for bad
     arguments alone.
     """
-    from tensorladder.core.errors import TensorladderError, UsageError
+    from tensorladder.core.errors import Stopped, TensorladderError, UsageError
     from tensorladder.vgpu.machine.device import Device
     from tensorladder.vgpu.machine.launcher import launch
     from tensorladder.vgpu.ptx import parse
 
     checker = Checker()
-    device = Device(arch or parse(ptx_text).target, policy, seed, timeout=timeout, checker=checker)
+    device = Device(
+        arch or parse(ptx_text).target, policy, seed, timeout=timeout, checker=checker, breakpoints=breakpoints
+    )
     try:
         launch(ptx_text, kernel, grid, block, args, smem=smem, cluster=cluster, arch=arch, device=device)
     except UsageError:
         raise
+    except Stopped:
+        pass
     except TensorladderError as error:
         checker.stopped(error, kernel)
     return checker.report(target or kernel)

@@ -211,12 +211,18 @@ class Emitter:
 
     def store_slot(self, reg: Reg) -> None:
         """Store a register's cached value to the frame."""
-        value = self.cache[reg]
+        self._store(reg, self.cache[reg], self.slot_ptr(reg))
+
+    def store_at(self, reg: Reg, offset: int) -> None:
+        """Store a register's present value at some other offset of the frame."""
+        self._store(reg, self.reg(reg), self.op(f"getelementptr i8, ptr %frame, i64 {offset}"))
+
+    def _store(self, reg: Reg, value: str, place: str) -> None:
         if reg.bits == 1:
             raw = self.op(f"bitcast <32 x i1> {value} to i32")
-            self.line(f"store i32 {raw}, ptr {self.slot_ptr(reg)}")
+            self.line(f"store i32 {raw}, ptr {place}")
         else:
-            self.line(f"store {ivec(reg.bits)} {value}, ptr {self.slot_ptr(reg)}, align 64")
+            self.line(f"store {ivec(reg.bits)} {value}, ptr {place}, align 64")
 
     # ------------------------------------------------------------ operands
     def value(self, operand: object, ty: str) -> str:

@@ -8,11 +8,12 @@ post-dominators.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from tensorladder.core.errors import Unsupported, UsageError
-from tensorladder.vgpu.codegen import in_flight, loads, passing, table, wgmma
+from tensorladder.vgpu.codegen import in_flight, loads, passing, points, table, wgmma
 from tensorladder.vgpu.codegen.control import reserve_stack
 from tensorladder.vgpu.codegen.emit import Emitter
 from tensorladder.vgpu.codegen.malformed import reading
@@ -45,12 +46,17 @@ class Lowered:
     moves_registers: bool = False  # executes setmaxnreg
     unsupported: list = field(default_factory=list)
     block_iids: list[int] = field(default_factory=list)  # first instruction of each block, by PC
+    points: points.Points | None = None  # breakpoints, where some are asked for
 
 
-def lower(module: PtxModule, name: str, checked: bool = False, upto: int | None = None) -> Lowered:
+def lower(
+    module: PtxModule, name: str, checked: bool = False, upto: int | None = None,
+    wanted: Sequence[points.Place] | None = None,
+) -> Lowered:  # fmt: skip
     """Generate IR for kernel `name`. What is not modelled becomes a stop at run time, by name.
 
     upto: emit instructions with this index or a lower one only, to find one whose code LLVM does not take.
+    wanted: where breakpoints are to be; None: the code knows of none.
     UsageError with the PTX line for instructions whose operands do not fit, or that the module's target does not have.
     """
     table.load()
@@ -64,12 +70,18 @@ def lower(module: PtxModule, name: str, checked: bool = False, upto: int | None 
     framed = wgmma.registers_of(fn)
     slots, frame_bytes = _frame(graph, framed)
     symbols, globals_, places = _symbols(module, fn)
+    breakpoints = None
+    if wanted is not None:
+        breakpoints = points.find(graph, fn, module.files, wanted, frame_bytes, slots, symbols)
+        frame_bytes += breakpoints.bytes
     e = Emitter(slots, symbols, checked)
     e.framed = framed
     if checked and framed:
         e.watched, e.changed = in_flight.watched(fn), in_flight.changed(fn)
-    builder = _Builder(e, graph, name, upto)
+    builder = _Builder(e, graph, name, upto, breakpoints)
     ir = builder.build()
+    for point in builder.points.values():
+        point.live.clear()  # of the code generator alone
     lines = [("", 0, 0, 0, 0)] * len(fn.body)
     for item in fn.body:
         if isinstance(item, Instr):
@@ -82,6 +94,7 @@ def lower(module: PtxModule, name: str, checked: bool = False, upto: int | None 
         any(isinstance(i, Instr) and i.op == "setmaxnreg" for i in fn.body),
         builder.unsupported,
         [_first_iid(b) for b in graph.blocks],
+        breakpoints,
     )  # fmt: skip
 
 
@@ -198,8 +211,11 @@ def _first_iid(b: Block) -> int:
 
 
 class _Builder:
-    def __init__(self, e: Emitter, graph: Graph, name: str, upto: int | None = None):
+    def __init__(
+        self, e: Emitter, graph: Graph, name: str, upto: int | None = None, breakpoints: points.Points | None = None
+    ):
         self.e, self.graph, self.name, self.upto = e, graph, name, upto
+        self.points = breakpoints.by_instruction() if breakpoints is not None else {}
         self.unsupported: list[tuple[int, str]] = []
         self.back_edges = [(b.number, s) for b in graph.blocks for s in b.succs if s <= b.number]
         self.passed = passing.tables(graph) if e.checked else {}
@@ -288,11 +304,35 @@ yielded:
             raise refused from why
         self.unsupported.append((i.index, str(why)))
 
-    def instrs(self, b: Block) -> None:
-        """The instructions of a block; hooks of the checked variant want every access by itself."""
-        self.e.runs = {} if self.e.checked else loads.find(b.instrs)
+    def instrs(self, b: Block, before: int = 0) -> None:
+        """The instructions of a block, `before` since the clock was set; hooks and breakpoints want every access by
+        itself."""
+        self.e.runs = {} if self.e.checked or self.points else loads.find(b.instrs)
         for i in b.instrs:
+            self.stop_at(i, before)
             self.instr(i)
+            before += 1
+
+    def stop_at(self, i: Instr, before: int) -> None:
+        """Where a breakpoint stands at an instruction: keep the registers, and leave if the launch is to stop."""
+        point = self.points.get(i.index)
+        if point is None or points.is_put_in(i):
+            return
+        e = self.e
+        e.instr = i
+        if i.pred is not None and i.op not in _PLAIN_ENDS:  # a lane that a guard leaves out does not come there
+            value = e.reg(i.pred)
+            e.guard = e.op(f"xor <32 x i1> {value}, splat (i1 true)") if i.pred_neg else value
+        lanes = e.active()
+        e.guard = None
+        cached = dict(e.cache)
+        for reg, shown in zip(point.live, point.registers, strict=True):
+            e.store_at(reg, shown.offset)
+        e.cache = cached
+        stop = e.op(f"icmp ne i64 {e.call('tl_break', point.number, before, lanes, i.index)}, 0")
+        e.count += 1
+        e.line(f"br i1 {stop}, label %failed, label %b{e.count}")
+        e.label(f"b{e.count}")
 
     def clock(self, count: int) -> None:
         e = self.e
@@ -318,7 +358,7 @@ yielded:
         b = blocks[head]
         count = 0
         while True:
-            self.instrs(b)
+            self.instrs(b, count)
             count += len(b.instrs) + (b.term is not None)
             if b.term is None and b.succs[0] not in self.heads:
                 b = blocks[b.succs[0]]
@@ -371,6 +411,8 @@ yielded:
     def terminate(self, b: Block, masked: bool) -> None:
         e, t = self.e, b.term
         e.instr = t
+        if t is not None:
+            self.stop_at(t, -1)
         if t is not None and t.op not in _PLAIN_ENDS:
             self.blocking(b, masked)
             return
@@ -511,6 +553,8 @@ yielded:
         e.line(f"br i1 {go}, label %g{n}, label %w{n}")
         e.label(f"w{n}")
         saved = dict(e.block_values)
+        if again and t.index in self.points:
+            e.call("tl_retry", e.active())
         self.set_pc(b.number if again else nxt)
         e.line("br label %dispatch")
         e.label(f"g{n}")

@@ -32,6 +32,7 @@ def run_script(
     policy: str = "eager",
     seed: int = 0,
     checker: Any = None,
+    breakpoints: Any = None,
     hooks: Sequence[Hook] = (),
     stream_factory: StreamFactory | None = None,
 ) -> int:
@@ -39,13 +40,15 @@ def run_script(
 
     arch: what the script's GPU is. hooks: the front ends whose launches are to run here (they are passed in, because
     front ends know the virtual GPU and not the other way round). checker: a vgpu.Checker that is to look for hazards in
-    what is launched. stream_factory replaces the virtual GPU, for tests.
+    what is launched. breakpoints: a vgpu.debug.Breakpoints. stream_factory replaces the virtual GPU, for tests.
     Raises what a launch raised (KernelError, Unsupported); an exception of the script itself comes out as it is.
     """
     script = Path(path)
     if not script.is_file():
         raise UsageError(f"no such script: {str(path)!r}")
-    device = attached(arch, policy, seed, checker, hooks=hooks, stream_factory=stream_factory)
+    device = attached(
+        arch, policy, seed, checker, breakpoints=breakpoints, hooks=hooks, stream_factory=stream_factory
+    )
     with device as session, _as_main(script, argv):
         code = _run(script, session)
     if code == 0 and session.incomplete is not None:  # the script caught it and went on
@@ -60,6 +63,7 @@ def attached(
     seed: int = 0,
     checker: Any = None,
     *,
+    breakpoints: Any = None,
     timeout: float | None = None,
     hooks: Sequence[Hook] = (),
     stream_factory: StreamFactory | None = None,
@@ -68,7 +72,7 @@ def attached(
 
     timeout: seconds that a launch may take.
     """
-    session = Session(find(arch), stream_factory or _device_streams(arch, policy, seed, checker, timeout))
+    session = Session(find(arch), stream_factory or _device_streams(arch, policy, seed, checker, timeout, breakpoints))
     with contextlib.ExitStack() as stack:
         if importlib.util.find_spec("torch"):
             from .torch_facade import torch_facade
@@ -112,11 +116,13 @@ def _as_main(script: Path, argv: Sequence[str]) -> Iterator[None]:
 
 
 def _device_streams(
-    arch: str, policy: str, seed: int, checker: Any = None, timeout: float | None = None
+    arch: str, policy: str, seed: int, checker: Any = None, timeout: float | None = None, breakpoints: Any = None
 ) -> StreamFactory:
     from ... import vgpu
 
-    device = vgpu.Device(arch=arch, policy=policy, seed=seed, checker=checker, timeout=timeout)
+    device = vgpu.Device(
+        arch=arch, policy=policy, seed=seed, checker=checker, timeout=timeout, breakpoints=breakpoints
+    )
     return lambda ranges: _ScriptStream(device, ranges)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from math import prod
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -63,6 +63,29 @@ class Checker(Protocol):
         """Launches have run, or have stopped."""
 
 
+class Watcher(Protocol):
+    """Breakpoints as launches see them (debug.Breakpoints). places: what kernels are compiled with. entry: address of
+    the function that is told that a warp has come to one."""
+
+    @property
+    def places(self) -> tuple: ...
+
+    @property
+    def entry(self) -> int: ...
+
+    def found_in(self, kernels: Iterable[Any]) -> None:
+        """Kernels that are about to run."""
+
+    def watch(self, runs: Sequence[Run]) -> None:
+        """Launches that are about to run."""
+
+    def hang(self, runs: Sequence[Run]) -> None:
+        """Launches hang, or took too long."""
+
+    def check(self) -> None:
+        """Launches have ended: raise Stopped if that was a breakpoint's doing."""
+
+
 class Device:
     """A virtual GPU.
 
@@ -71,6 +94,8 @@ class Device:
     workers: threads (default: all cores). numerics: how matrix products accumulate, "f32" (in steps of one fused
     multiply-add), "f64" (rounded once an instruction) or "exact" (bit for bit as on the chip; sm_90 alone).
     sm_count: SMs, for another part than the architecture's reference one. checker: looks for hazards (vgpu.check).
+    breakpoints: where warps stop (vgpu.debug); one worker then runs all, so that which of them comes first is the same
+    every time.
     """
 
     def __init__(
@@ -84,13 +109,14 @@ class Device:
         numerics: str = "f32",
         sm_count: int | None = None,
         checker: Checker | None = None,
+        breakpoints: Watcher | None = None,
     ):
         self.arch = archs.find(arch)
         self.policy, policy_seed = parse_policy(policy)
         self.seed = (seed + policy_seed) & 0x7FFF_FFFF  # 31 bits: the generators multiply it
-        self.checker = checker
+        self.checker, self.breakpoints = checker, breakpoints
         self.checked, self.timeout = checked or checker is not None, timeout
-        self.workers = workers or len(os.sched_getaffinity(0))
+        self.workers = 1 if breakpoints is not None else workers or len(os.sched_getaffinity(0))
         self.numerics = numerics
         self.numerics_code = parse_numerics(numerics, self.arch)
         if sm_count is not None and (not isinstance(sm_count, int) or sm_count < 1):
@@ -123,6 +149,8 @@ class Device:
         them start when the launch before is complete.
         """
         waiting = list(launches)
+        if self.breakpoints is not None:
+            self.breakpoints.found_in([self._compile(launch)[1] for launch in waiting])
         while waiting:
             chain = [self._compile(waiting.pop(0))]
             # a kernel that never triggers is complete when its dependents may start
@@ -138,7 +166,8 @@ class Device:
             from tensorladder.vgpu.machine.program import compile_kernel
         except ImportError as e:
             raise MissingExtra(e.name or "llvmlite", "climb") from None
-        compiled = compile_kernel(launch.module.ptx, launch.kernel, self.checked)
+        places = None if self.breakpoints is None else self.breakpoints.places
+        compiled = compile_kernel(launch.module.ptx, launch.kernel, self.checked, places)
         return replace(launch, cluster=self._check(launch, compiled)), compiled
 
     def _check(self, launch: Launch, compiled) -> tuple[int, int, int]:

@@ -120,6 +120,8 @@ class Run:
             self.events = np.zeros((1 << 20, 8), np.int64)
             w[L.L_HOOKS], w[L.L_HOOKS_SIZE] = self.events.ctypes.data, len(self.events)
         self.low = low
+        if device.breakpoints is not None:
+            w[L.L_BREAK] = device.breakpoints.entry
         if device.traced:
             self.trace = np.zeros((_TRACE_EVENTS, TRACE_WORDS), np.int64)
             w[L.L_TRACE], w[L.L_TRACE_SIZE] = self.trace.ctypes.data, _TRACE_EVENTS
@@ -199,6 +201,8 @@ def run_all(device: Device, runs: Sequence[Run]) -> None:
     from tensorladder.vgpu.machine.native import runtime
 
     rt = runtime()
+    if device.breakpoints is not None:
+        device.breakpoints.watch(runs)
     jobs: list[Callable[[], object]]
     if len(runs) == 1:
         groups = runs[0].groups()
@@ -236,7 +240,11 @@ def _overlapping(rt, group: Group, runs: Sequence[Run]) -> None:
 
 
 def _raise_failure(device: Device, runs: Sequence[Run], timed_out: bool) -> None:
-    """KernelError or Unsupported of what went wrong, while the parameters still have a name."""
+    """KernelError or Unsupported of what went wrong while the parameters still have a name; Stopped at a breakpoint."""
+    if device.breakpoints is not None:
+        device.breakpoints.check()
+        if timed_out or any(run.words[L.L_ERROR] == L.ERR_DEADLOCK for run in runs):
+            device.breakpoints.hang(runs)
     for run in runs:
         if run.words[L.L_ERROR]:
             raise messages.error(run.compiled, run.words, device.memory, run.units, _others(device, runs, run))

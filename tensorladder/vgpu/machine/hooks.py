@@ -106,6 +106,27 @@ def tl_hook_access(w, what, addresses, lanes, size, iid):
 
 
 @export
+def tl_break(w, point, ahead, lanes, iid):
+    """Lanes have come to breakpoint `point` of the kernel, `ahead` instructions after W_CLOCK: 1 to stop the launch.
+
+    Lanes that execute an instruction again after they have waited at it have come there before.
+    """
+    retry = ld64(w + L.W_RETRY)
+    fresh = lanes & ~retry
+    st64(w + L.W_RETRY, retry & ~lanes)
+    if fresh == 0 or ld64(w + L.W_ERROR) != 0:
+        return 0
+    return call_hook(ld64(ld64(w + L.W_LAUNCH) + L.L_BREAK), w, point, ahead, 0, 0, fresh, iid)
+
+
+@export
+def tl_retry(w, lanes):
+    """Lanes wait at a breakpoint's instruction, which they are then to execute again."""
+    st64(w + L.W_RETRY, ld64(w + L.W_RETRY) | lanes)
+    return 0
+
+
+@export
 def tl_hook_registers(w, table, count, write, lanes, iid):
     """Registers (offsets in the frame, i32) that a wgmma.mma_async may be using are read (0) or written (1)."""
     if lanes != 0:

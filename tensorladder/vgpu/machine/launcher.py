@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from tensorladder.core import arch as archs
-from tensorladder.core.errors import UsageError
+from tensorladder.core.errors import Stopped, UsageError
 from tensorladder.core.program import Launch, Module
-from tensorladder.vgpu.machine.device import Device
+from tensorladder.vgpu.machine.device import Device, Watcher
 
 
 def _dim3(value: int | Sequence[int], name: str) -> tuple[int, int, int]:
@@ -95,12 +95,16 @@ def launch(
     checked: bool = False,
     timeout: float | None = None,
     device: Device | None = None,
+    breakpoints: Sequence[str] | Watcher | None = None,
 ) -> Device:
     """Run a kernel of a PTX module on numpy arrays, in place; gives the device.
 
     args: numpy arrays (passed by address; the kernel may access just their bytes), numbers (converted to the
     parameter's size; a float for .f16, .f32 and .f64 sizes), or bytes. arch: default the module's .target. Raises
     UsageError for bad arguments, KernelError for what hardware would fault on, Unsupported for what is not modelled.
+
+    breakpoints: texts as `tensorladder check --break` takes them, or a debug.Breakpoints. The first hit ends the launch
+    (a Breakpoints can go on); `device.breakpoints.hits` has the dumps, `.stopped` the one that ended it, or None.
     """
     from tensorladder.vgpu.ptx import parse
 
@@ -108,7 +112,10 @@ def launch(
     if kernel not in module.kernels:
         names = ", ".join(sorted(module.kernels)) or "none"
         raise UsageError(f"kernel {kernel!r} is not in the PTX module (it has: {names})")
-    device = device or Device(arch or module.target, policy, seed, checked, timeout)
+    if breakpoints is not None and device is not None:
+        raise UsageError("breakpoints are the device's: give Device(breakpoints=...), or no device")
+    watcher = _watcher(breakpoints)
+    device = device or Device(arch or module.target, policy, seed, checked, timeout, breakpoints=watcher)
     target = archs.ARCHS.get(module.target)
     if target is not None and not archs.runs_on(target, device.arch):
         raise UsageError(
@@ -133,5 +140,17 @@ def launch(
             _dim3(cluster, "cluster"),
         )
     )
-    stream.synchronize()
+    try:
+        stream.synchronize()
+    except Stopped:
+        if watcher is None:  # a device of the caller's own, which asked to be told
+            raise
     return device
+
+
+def _watcher(breakpoints: Sequence[str] | Watcher | None) -> Watcher | None:
+    from tensorladder.vgpu.debug import Breakpoints
+
+    if isinstance(breakpoints, str):
+        raise UsageError(f"breakpoints={breakpoints!r}: a list of texts is wanted")
+    return Breakpoints(breakpoints, whole=True) if isinstance(breakpoints, Sequence) else breakpoints

@@ -205,11 +205,11 @@ def _warp_waits(compiled, unit, slot: int, n: int):
         blocked = source(compiled, iid)
         who = "" if lanes == live else f" (lanes {lanes:#x})"
         if kind in (L.WAIT_MBAR, L.WAIT_MBAR_STATE):
-            where += _last_arrival(compiled, x - unit.ctas[slot * L.C_BYTES + L.C_SHARED], unit, slot)
-        yield (_describe_wait(kind, x, y, unit, slot, where, blocked) + who,)
+            where += last_arrival(compiled, x - unit.ctas[slot * L.C_BYTES + L.C_SHARED], unit, slot)
+        yield (describe_wait(kind, x, y, unit, slot, where, blocked) + who,)
 
 
-def _last_arrival(compiled, place: int, unit, slot: int) -> str:
+def last_arrival(compiled, place: int, unit, slot: int) -> str:
     """Who changed the mbarrier at `place` of the window last (machine.mbarrier.note)."""
     ring = np.ctypeslib.as_array((ctypes.c_int64 * (L.SHARED_RESERVED // 8)).from_address(
         unit.ctas[slot * L.C_BYTES + L.C_SHARED]
@@ -224,7 +224,7 @@ def _last_arrival(compiled, place: int, unit, slot: int) -> str:
     return "; nobody has arrived there" if newest < len(entries) else ""
 
 
-def _describe_wait(kind: int, a: int, b: int, unit, slot: int, where: str, blocked: str) -> str:
+def describe_wait(kind: int, a: int, b: int, unit, slot: int, where: str, blocked: str) -> str:
     if kind in (L.WAIT_BAR, L.WAIT_BAR_RED):
         bar = slot * L.C_BYTES + L.C_BAR + a * L.C_BAR_STRIDE
         arrived, expected = unit.ctas[bar], unit.ctas[bar + 8]

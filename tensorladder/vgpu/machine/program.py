@@ -43,7 +43,7 @@ def _optimised_object(ir: str) -> bytes:
     return target_machine(1).emit_object(module)
 
 
-def _build(text: str, kernel: str, checked: bool) -> tuple:
+def _build(text: str, kernel: str, checked: bool, places: tuple | None = None) -> tuple:
     from tensorladder.vgpu.codegen.kernel import lower
     from tensorladder.vgpu.ptx import parse
 
@@ -51,7 +51,7 @@ def _build(text: str, kernel: str, checked: bool) -> tuple:
     if kernel not in module.kernels:
         names = ", ".join(sorted(module.kernels)) or "none"
         raise UsageError(f"kernel {kernel!r} is not in the PTX module (it has: {names})")
-    low = lower(module, kernel, checked)
+    low = lower(module, kernel, checked, wanted=places)
     called = set(re.findall(r"@(tl_\w+)\(", low.ir))
     if missing := called.difference(runtime().symbols):  # would be a call to address 0
         raise AssertionError(f"the runtime has no {', '.join(sorted(missing))}: is its module in native.MODULES?")
@@ -91,15 +91,17 @@ def _refused(text: str, kernel: str, checked: bool) -> UsageError:
 
 
 @lru_cache(maxsize=256)
-def compile_kernel(text: str, kernel: str, checked: bool = False) -> Compiled:
+def compile_kernel(text: str, kernel: str, checked: bool = False, places: tuple | None = None) -> Compiled:
     """Native code for a kernel of a PTX module, from the disk cache where it is there.
 
-    Raises UsageError for text that is not PTX and for an unknown kernel name.
+    places: of breakpoints (codegen.points.Place), or None. Raises UsageError for text that is not PTX and for an
+    unknown kernel name.
     """
     import llvmlite.binding as llvm
 
     runtime()
-    key = hashlib.sha256(f"{source_hash()}\0{kernel}\0{checked}\0{text}".encode()).hexdigest()[:32]
+    variant = f"{checked}" if places is None else f"{checked} {[tuple(place) for place in places]}"
+    key = hashlib.sha256(f"{source_hash()}\0{kernel}\0{variant}\0{text}".encode()).hexdigest()[:32]
     name = f"kernels/{key}.bin"
     data = cache.read(name)
     parts = None
@@ -109,7 +111,7 @@ def compile_kernel(text: str, kernel: str, checked: bool = False) -> Compiled:
         except Exception:  # a damaged cache file is built anew
             parts = None
     if parts is None:
-        parts = _build(text, kernel, checked)
+        parts = _build(text, kernel, checked, places)
         cache.write(name, pickle.dumps(parts))
     low, obj, variables, files, target = parts
     # an engine owns its target machine and frees it, so the cached one must not be given to it

@@ -112,6 +112,7 @@ def start_warp(u, c, w, n, threads, rank):
     st64(w + L.W_CLUSTER_ARRIVED, 0)
     st64(w + L.W_CLUSTER_DONE, 0)
     st64(w + L.W_STARVED, 0)
+    st64(w + L.W_RETRY, 0)
     st64(w + L.W_WGMMA_GROUP, 0)
     st64(w + L.W_WGMMA_SEQ, 0)
     st64(w + L.W_MAXNREG, ld64(launch + L.L_REGISTERS))

@@ -1,0 +1,29 @@
+"""Breakpoints as the verbs take them: nothing where none is asked for, one line where the engine is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tensorladder.core.errors import MissingExtra, UsageError
+from tensorladder.measure.run import ENGINE
+
+
+def breakpoints(
+    texts: Sequence[str], dump: Sequence[str], going_on: int | None, show: Callable[[Any], None], *, whole: bool
+) -> Any:
+    """A vgpu.debug.Breakpoints of what `--break`, `--dump` and `--continue` say; None where no --break is given.
+
+    show: is given each dump. whole: as Breakpoints takes it.
+    """
+    if not texts:
+        if dump or going_on is not None:
+            raise UsageError(f"--{'dump' if dump else 'continue'}: of which breakpoint? --break says where")
+        return None
+    try:
+        from tensorladder.vgpu.debug import Breakpoints
+    except ModuleNotFoundError as error:
+        if error.name not in ENGINE:
+            raise
+        raise MissingExtra(f"{error.name} (the virtual GPU's engine)", "climb") from error
+    return Breakpoints(texts, dump, going_on, show, whole)
