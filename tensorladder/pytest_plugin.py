@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -27,6 +27,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--vgpu-async", metavar="POLICY", default="eager", help="when asynchronous effects happen: eager, "
                     "lazy, random:N or timed")  # fmt: skip
     group.addoption("--vgpu-check", action="store_true", help="look for hazards; a test whose kernels have one fails")
+    group.addoption("--vgpu-baseline", metavar="F.json", help="known hazards, which do not count")
+    group.addoption("--vgpu-write-baseline", metavar="F.json", help="accept the hazards that are found, from now on")
+    group.addoption("--vgpu-sarif", metavar="F.sarif", help="hazards as SARIF, for code scanning")
     group.addoption("--vgpu-timeout", metavar="SECONDS", type=float, help="stop a launch after this long")
 
 
@@ -34,8 +37,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     """Attach the virtual GPU before anything of the library under test is imported."""
     options = early_config.known_args_namespace
+    files = {name: getattr(options, f"vgpu_{name}") for name in ("baseline", "write_baseline", "sarif")}
+    given = [f"--vgpu-{name.replace('_', '-')}" for name, path in files.items() if path is not None]
+    if given and not (options.vgpu and options.vgpu_check):
+        raise pytest.UsageError(f"{given[0]} is of hazards: give --vgpu ARCH and --vgpu-check")
     if options.vgpu:
-        early_config.stash[_KEY] = _Plugin(options.vgpu, options.vgpu_async, options.vgpu_timeout, options.vgpu_check)
+        home = early_config.invocation_params.dir
+        places = {name: None if path is None else str(home / path) for name, path in files.items()}
+        early_config.stash[_KEY] = _Plugin(
+            options.vgpu, options.vgpu_async, options.vgpu_timeout, places if options.vgpu_check else None
+        )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -55,7 +66,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 class _Plugin:
     """The virtual GPU of a test run, and the count of what came of its tests."""
 
-    def __init__(self, arch: str, policy: str, timeout: float | None, check: bool):
+    def __init__(self, arch: str, policy: str, timeout: float | None, check: Mapping[str, str | None] | None):
+        """check: the files of a check for hazards; None: without one."""
         from tensorladder.core.errors import TensorladderError
 
         self._stack = ExitStack()
@@ -63,22 +75,26 @@ class _Plugin:
         self.incomplete: Counter[str] = Counter()
         self.skipped: Counter[str] = Counter()
         self.hazards: Counter[str] = Counter()
-        self.launched = 0
+        self.stale: list[str] = []
+        self.accepted = self.launched = 0
         self.checker: Any = None
+        self.files: Any = None
         try:
             self.session = self._attach(arch, policy, timeout, check)
         except TensorladderError as error:
             raise pytest.UsageError(f"--vgpu: {error}") from None
         self.name = f"{self.session.arch.name}, {policy}{', hazards checked' if check else ''}"
 
-    def _attach(self, arch: str, policy: str, timeout: float | None, check: bool) -> Any:
+    def _attach(self, arch: str, policy: str, timeout: float | None, check: Mapping[str, str | None] | None) -> Any:
         from tensorladder.core.arch import find
+        from tensorladder.measure.hazard_files import HazardFiles
         from tensorladder.measure.hazards import new_checker
         from tensorladder.measure.request import parse_policy
         from tensorladder.measure.scripts import hooks
         from tensorladder.vgpu.driver import attached
 
-        self.checker = new_checker() if check else None
+        if check is not None:
+            self.checker, self.files = new_checker(), HazardFiles(junit=None, prefix="--vgpu-", **check)
         device = attached(find(arch).name, parse_policy(policy), checker=self.checker, timeout=timeout, hooks=hooks())
         return self._stack.enter_context(device)
 
@@ -112,16 +128,25 @@ class _Plugin:
         elif report.failed and self.session.failure is not None:
             report.sections.append(("virtual GPU", str(self.session.failure)))
         if self.checker is not None and report.when == "call":
-            self._judge(report)
+            self._judge(item, report)
         return report
 
-    def _judge(self, report: pytest.TestReport) -> None:
-        """What the checker found in a test's launches: an error fails a test that passed."""
+    def _judge(self, item: pytest.Item, report: pytest.TestReport) -> None:
+        """What the checker found in a test's launches: an error fails a test that passed, unless it is known.
+
+        JUnit files of pytest's have each finding as a property of the test case.
+        """
         from tensorladder.core.findings import Verdict
 
         found = self.checker.report(report.nodeid)
+        # the process that writes the files takes them from here: with xdist that is another one
+        report.vgpu_findings = [f.to_json() for f in found.findings]  # type: ignore[attr-defined]
+        judged = self.files.judge(found)
+        item.user_properties += [("hazard accepted", _on_one_line(f)) for f in judged.accepted]
+        found = judged.report
         if not found.findings:
             return
+        item.user_properties += [("hazard", _on_one_line(f)) for f in found.findings]
         text = "\n".join(str(finding) for finding in found.findings)
         report.vgpu_hazards = [f"{f.severity}: {f.kind}" for f in found.findings]  # type: ignore[attr-defined]
         if found.verdict is Verdict.ERROR and report.passed:
@@ -159,6 +184,26 @@ class _Plugin:
                 self.skipped[report.longrepr[2].removeprefix("Skipped: ")] += 1
         self.launched += bool(getattr(report, "vgpu_launches", 0))
         self.hazards.update(set(getattr(report, "vgpu_hazards", ())))
+        if self.files is not None and hasattr(report, "vgpu_findings"):
+            self._keep(report.nodeid, report.vgpu_findings, report.duration)
+
+    def _keep(self, test: str, findings: Sequence[Mapping[str, Any]], seconds: float) -> None:
+        """A test's findings, for the files and the summary."""
+        from tensorladder.core.findings import Finding, Report
+
+        judged = self.files.take(Report(test, tuple(Finding.from_json(one) for one in findings)), seconds)
+        self.accepted += len(judged.accepted)
+        self.stale += [f"{test}: {print_}" for print_, _ in judged.stale]
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        from tensorladder.core.errors import TensorladderError
+
+        if self.files is None or hasattr(session.config, "workerinput"):
+            return
+        try:
+            self.files.write()
+        except TensorladderError as error:
+            raise pytest.UsageError(str(error)) from None
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         write = terminalreporter.write_line
@@ -175,6 +220,17 @@ class _Plugin:
                 write(f"{title}:")
                 for reason, count in reasons.most_common():
                     write(f"  {count:5} {reason}")
+        if self.accepted:
+            write(f"hazards that the baseline accepts: {self.accepted}")
+        if self.stale:
+            write("no longer found, delete it from the baseline:")
+            for line in self.stale:
+                write(f"  {line}")
+
+
+def _on_one_line(finding: Any) -> str:
+    """A finding as the value of a property."""
+    return " ".join(str(finding).split())
 
 
 def _grouped(reason: str) -> str:

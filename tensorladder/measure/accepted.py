@@ -142,21 +142,22 @@ def _entry(print_: Fingerprint, count: int) -> dict[str, Any]:
     return {**print_._asdict(), "places": list(print_.places), "count": count}
 
 
-def read(path: str) -> Counter[Fingerprint]:
-    """A baseline file. UsageError, in one line, for one that is not there or is damaged."""
+def read(path: str, prefix: str = "--") -> Counter[Fingerprint]:
+    """A baseline file. UsageError, in one line, for one that is not there or damaged; prefix: of the options' names."""
+    asked, anew = f"{prefix}baseline {path}", f"write it anew with {prefix}write-baseline"
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(f"--baseline {path}: cannot be read ({error.strerror}): --write-baseline writes one") from None
+        raise UsageError(f"{asked}: cannot be read ({error.strerror}): {prefix}write-baseline writes one") from None
     except (ValueError, RecursionError):
-        raise UsageError(f"--baseline {path}: not JSON: write it anew with --write-baseline") from None
+        raise UsageError(f"{asked}: not JSON: {anew}") from None
     if not isinstance(data, dict) or data.get("version") != VERSION or not isinstance(data.get("findings"), list):
-        raise UsageError(f"--baseline {path}: not a baseline of version {VERSION}: write it anew with --write-baseline")
+        raise UsageError(f"{asked}: not a baseline of version {VERSION}: {anew}")
     known: Counter[Fingerprint] = Counter()
     for number, entry in enumerate(data["findings"], 1):
         wrong = _wrong(entry)
         if wrong:
-            raise UsageError(f"--baseline {path}: entry {number}: {wrong}")
+            raise UsageError(f"{asked}: entry {number}: {wrong}")
         print_ = Fingerprint(entry["target"], entry["kind"], entry["verdict"], tuple(entry["places"]))
         known[print_] += entry["count"]
     return known

@@ -33,42 +33,57 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 class HazardFiles:
     """The files that a check reads and writes: their places are looked at, and the baseline read, before anything runs.
 
-    `take` judges each target's report, `write` then writes all. UsageError for files that cannot be read or written.
+    `take` judges each target's report, `write` then writes all. UsageError for files that cannot be read or written;
+    prefix: what the options are called, before "baseline".
     """
 
     def __init__(
-        self, baseline: str | None, write_baseline: str | None, junit: str | None, sarif: str | None
+        self,
+        baseline: str | None,
+        write_baseline: str | None,
+        junit: str | None,
+        sarif: str | None,
+        prefix: str = "--",
     ) -> None:
-        self._known = accepted.read(baseline) if baseline is not None else None
+        self._known = accepted.read(baseline, prefix) if baseline is not None else None
         self._baseline = baseline or ""
-        asked = {"--write-baseline": write_baseline, "--junit": junit, "--sarif": sarif}
-        self._places = {name: check_place(path, name) for name, path in asked.items() if path is not None}
+        self._writers = {"write-baseline": self._new_baseline, "junit": self._junit, "sarif": self._sarif}
+        asked = dict(zip(self._writers, (write_baseline, junit, sarif), strict=True))
+        self._prefix = prefix
+        self._places = {
+            f"{prefix}{name}": check_place(path, f"{prefix}{name}") for name, path in asked.items() if path is not None
+        }
         if len({place.resolve() for place in self._places.values()}) < len(self._places):
             raise UsageError(f"{' and '.join(self._places)}: each needs a file of its own")
         self._new: Counter[accepted.Fingerprint] = Counter()
         self._judged: list[Judged] = []
 
-    def take(self, report: Report, seconds: float = 0.0) -> Judged:
+    def judge(self, report: Report) -> Judged:
         """A target's report without what is accepted: by the baseline, or since it is being written."""
-        judged = Judged(report)
-        if "--write-baseline" in self._places:
-            found = accepted.of_reports([report])
-            self._new |= found
-            judged = accepted.accept(report, found, str(self._places["--write-baseline"]))
-        elif self._known is not None:
-            judged = accepted.accept(report, self._known, self._baseline)
-        self._judged.append(replace(judged, seconds=seconds))
+        written = self._places.get(f"{self._prefix}write-baseline")
+        if written is not None:
+            return accepted.accept(report, accepted.of_reports([report]), str(written))
+        return Judged(report) if self._known is None else accepted.accept(report, self._known, self._baseline)
+
+    def take(self, report: Report, seconds: float = 0.0) -> Judged:
+        """The same, kept for the files."""
+        self._new |= accepted.of_reports([report])
+        self._judged.append(replace(self.judge(report), seconds=seconds))
         return self._judged[-1]
 
     def write(self) -> None:
         """Write what was asked for."""
-        made = {
-            "--write-baseline": lambda: accepted.to_bytes(self._new),
-            "--junit": lambda: junit(self._judged),
-            "--sarif": lambda: sarif(self._judged),
-        }
         for option, place in self._places.items():
-            write_whole(place, made[option](), option)
+            write_whole(place, self._writers[option.removeprefix(self._prefix)](), option)
+
+    def _new_baseline(self) -> bytes:
+        return accepted.to_bytes(self._new)
+
+    def _junit(self) -> bytes:
+        return junit(self._judged)
+
+    def _sarif(self) -> bytes:
+        return sarif(self._judged)
 
 
 # ---------------------------------------------------------------- JUnit
@@ -177,7 +192,8 @@ def _location(target: str, where: Where) -> dict[str, Any]:
 def _home(target: str) -> Path:
     from tensorladder.rungs.rung import catalog
 
-    return next((info.path for info in catalog() if info.name == target), Path(target))
+    file = target.partition("::")[0]  # of a test's name
+    return next((info.path for info in catalog() if info.name == target), Path(file))
 
 
 def _artifact(file: Path) -> dict[str, str]:

@@ -1,6 +1,8 @@
 """`pytest --vgpu ARCH` on a library's test files: outcomes, reasons and the summary."""
 
+import json
 import re
+import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
@@ -141,7 +143,7 @@ def test_a_hazard_fails_a_test(pytester, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]), prepend=":")
     pytester.makepyfile(RACE)
     options = ("-p", "tensorladder.pytest_plugin", "-p", "no:xdist", "-v", "--vgpu", "sm_90a", "--vgpu-check")
-    done = pytester.runpytest_subprocess(*options)
+    done = pytester.runpytest_subprocess(*options, "--junitxml", "j.xml", "--vgpu-sarif", "h.sarif")
     assert done.ret == 1
     done.stdout.fnmatch_lines(
         [
@@ -153,6 +155,52 @@ def test_a_hazard_fails_a_test(pytester, monkeypatch):
             "      1 error: race",
         ]
     )
+    cases = {case.get("name"): case for case in ET.parse(pytester.path / "j.xml").getroot().iter("testcase")}
+    hazards = list(cases["test_with_a_race"].iter("property"))
+    assert {hazard.get("name") for hazard in hazards} == {"hazard"}
+    assert any(hazard.get("value").startswith("error: race: ") for hazard in hazards)
+    assert not list(cases["test_with_a_barrier"].iter("property"))
+    (run,) = json.loads((pytester.path / "h.sarif").read_text())["runs"]
+    assert len(run["results"]) == len(hazards)
+    assert all(result["properties"]["target"].endswith(".py::test_with_a_race") for result in run["results"])
+
+
+def test_known_hazards_do_not_count(pytester, monkeypatch):
+    """Written by the process that pytest-xdist's workers report to; what is accepted is suppressed in SARIF."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]), prepend=":")
+    pytester.makepyfile(RACE)
+    options = ("-p", "tensorladder.pytest_plugin", "--vgpu", "sm_90a", "--vgpu-check")
+    done = pytester.runpytest_subprocess(*options, "-n", "1", "--vgpu-write-baseline", "known.json")
+    assert done.ret == 0
+    done.stdout.fnmatch_lines(["2 tests: 2 passed; 2 launched kernels", "hazards that the baseline accepts: *"])
+    known = json.loads((pytester.path / "known.json").read_text())
+    entry = next(one for one in known["findings"] if one["kind"] == "race")
+    assert entry["target"].endswith(".py::test_with_a_race")
+    known["findings"].append({**entry, "target": entry["target"].replace("a_race", "a_barrier")})
+    (pytester.path / "known.json").write_text(json.dumps(known))
+    done = pytester.runpytest_subprocess(
+        *options, "-p", "no:xdist", "--vgpu-baseline", "known.json", "--vgpu-sarif", "h.sarif", "--junitxml", "j.xml"
+    )
+    assert done.ret == 0
+    done.stdout.fnmatch_lines(["no longer found, delete it from the baseline:", "  *::test_with_a_barrier: race: *"])
+    results = json.loads((pytester.path / "h.sarif").read_text())["runs"][0]["results"]
+    assert results and all(result["suppressions"] for result in results)
+    hazards = list(ET.parse(pytester.path / "j.xml").getroot().iter("property"))
+    assert len(hazards) == len(results) and {hazard.get("name") for hazard in hazards} == {"hazard accepted"}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--vgpu", "sm_90a", "--vgpu-sarif", "h.sarif"), "--vgpu-sarif is of hazards: give --vgpu ARCH and --vgpu-ch"),
+        (("--vgpu-baseline", "known.json"), "--vgpu-baseline is of hazards"),
+        (("--vgpu", "sm_90a", "--vgpu-check", "--vgpu-baseline", "no.json"), "--vgpu: --vgpu-baseline *no.json: can"),
+    ],
+)
+def test_files_that_cannot_be(pytester, options, said):
+    done = pytester.runpytest_inprocess("-p", "tensorladder.pytest_plugin", *options)
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    done.stderr.fnmatch_lines([f"ERROR: {said}*"])
 
 
 def test_without_the_option_nothing_is_changed(run):
