@@ -22,8 +22,6 @@ ROWS = [
     json.loads(line) for line in (Path(__file__).parents[1] / "data/silicon/rungs_h200.jsonl").read_text().splitlines()
 ]
 EXACT = [row for row in ROWS[1:] if "digest" in row]
-#: the other fused kernels, what they gave there not kept yet
-NOT_KEPT = {info.name for info in rung.catalog() if info.series == "fused"} - {"fused-topk-indexer-wgmma"}
 
 
 @pytest.mark.parametrize("row", EXACT, ids=lambda row: f"{row['rung']}-{row['dtype']}")
@@ -36,8 +34,10 @@ def test_same_bits_as_silicon(row: dict) -> None:
 
 
 def test_every_rung_was_right_on_silicon() -> None:
-    runs_there = {info.name for info in rung.catalog() if "sm_90a" in info.archs} - NOT_KEPT
-    assert {row["rung"] for row in ROWS[1:]} == runs_there
+    assert {row["rung"] for row in ROWS[1:]} == {info.name for info in rung.catalog() if "sm_90a" in info.archs}
     # sums of fp8 are cut to 13 bits there, which only `--numerics exact` does too
     wide = [row for row in ROWS[1:] if row["dtype"] != "e4m3"]
-    assert all(row["differ"] <= row["elements"] / 200 and row["relative_norm"] < 1e-4 for row in wide)
+    # an exponential of the chip's has other last bits, which float32 shows
+    few = [row for row in wide if row["dtype"] != "fp32"]
+    assert all(row["differ"] <= row["elements"] / 200 and row["relative_norm"] < 1e-4 for row in few)
+    assert all(row["relative_norm"] < 1e-6 for row in wide if row["dtype"] == "fp32")

@@ -65,8 +65,8 @@ def wait(parity: int, n: int = 0) -> str:
 
 #: the second warp completes three phases, the first one waits for two of them, or all
 ALTERNATE = (
-    init(32) + "setp.gt.u32 %p2, %r0, 31; @%p2 bra FILL;" + wait(0) + "bar.sync 1, 64; {seen} {sync}" + wait(0, 2) + OTHERS
-    + OUT + "bra END; FILL:" + ARRIVE + "bar.sync 1, 64;" + ARRIVE + "{sync}" + MINE + ARRIVE + "END:"
+    init(32) + "setp.gt.u32 %p2, %r0, 31; @%p2 bra FILL;" + wait(0) + "bar.sync 1, 64; {seen} {sync}" + wait(0, 2)
+    + OTHERS + OUT + "bra END; FILL:" + ARRIVE + "bar.sync 1, 64;" + ARRIVE + "{sync}" + MINE + ARRIVE + "END:"
 )  # fmt: skip
 
 # (what is wrong, broken body, kind, repaired body)
