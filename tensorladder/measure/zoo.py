@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tensorladder.core.errors import MissingExtra, TensorladderError
 from tensorladder.core.findings import Finding, Report, Verdict
+from tensorladder.core.program import LaunchRecorder
 from tensorladder.measure.hazards import new_checker
 from tensorladder.zoo.case import WORDS, CaseInfo, build, catalog
 
+_DEPENDENT = {"programmatic_stream_serialization": True}
 SECONDS = 60.0  # that a launch of a case may take
 _LINE = re.compile(r"[\w.]+\.(?:py|cu):\d+")
 
@@ -51,8 +53,12 @@ def check(info: CaseInfo, broken: bool, policy: str | None = None) -> Outcome:
     x[:] = np.arange(WORDS) % 7
     out[:] = 0
     stream = device.stream()
+    recorded = LaunchRecorder()
     try:
-        build(info, broken)(stream, x, out)
+        build(info, broken)(recorded, x, out)
+        for number in range(info.case.launches):
+            for launch in recorded.launches:
+                stream.enqueue(replace(launch, attributes={**launch.attributes, **_DEPENDENT}) if number else launch)
         stream.synchronize()
     except MissingExtra:
         raise

@@ -25,8 +25,9 @@ class Case:
     name: the kernel's, with dashes. wrong: what is wrong, one line. kind: what the checker has to find in the broken
     one (`core.findings.KINDS`), several with blanks between where the kind depends on which access comes first.
     verdict: the broken one's, "error" or "review". language: "cutedsl" or "cuda". grid, block, cluster: of the launch;
-    smem: dynamic shared memory in bytes. policy: under which its asynchronous effects happen. repaired: what of the
-    launch is another for the repaired twin, by field.
+    smem: dynamic shared memory in bytes. policy: under which its asynchronous effects happen. launches: how often the
+    kernel is launched in a row, each but the first as a dependent of the one before (programmatic dependent launch).
+    repaired: what of the launch is another for the repaired twin, by field.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Case:
     smem: int = 0
     verdict: str = "error"
     policy: str = "eager"
+    launches: int = 1
     repaired: Any = field(default=None, hash=False)
 
     def launched(self, broken: bool) -> Case:

@@ -31,6 +31,24 @@ CASES = [
         kind="missing-proxy-fence",
         language="cuda",
     ),
+    Case(
+        name="proxy-global-no-fence",
+        wrong="a bulk load reads what threads wrote to global memory, with a barrier and no proxy fence",
+        kind="missing-proxy-fence",
+        language="cuda",
+    ),
+    Case(
+        name="proxy-global-fence-of-shared",
+        wrong="a bulk reduction adds to global memory that threads wrote, and the fence is of shared memory",
+        kind="missing-proxy-fence",
+        language="cuda",
+    ),
+    Case(
+        name="proxy-store-not-complete",
+        wrong="a thread reads what its bulk store writes after wait_group.read, which is for the source alone",
+        kind="missing-wait",
+        language="cuda",
+    ),
 ]
 
 

@@ -17,3 +17,17 @@ KERNEL(race_write_before_readers_are_done) {
 KERNEL(race_two_ctas_write) {
     if (threadIdx.x == 0) out[broken ? 0 : blockIdx.x] = x[blockIdx.x];  // hazard: race-two-ctas-write
 }
+
+KERNEL(race_flag_without_fences) {
+    u32* flag = out + 32;
+    if (threadIdx.x != 0) return;
+    if (blockIdx.x == 0) {
+        *out = x[1];
+        if (!broken) FENCE("gpu");
+        STORE("volatile", flag, 1);
+    } else {
+        AWAIT("volatile", flag);
+        if (!broken) FENCE("gpu");
+        out[1] = *out;  // hazard: race-flag-without-fences
+    }
+}

@@ -32,6 +32,13 @@ CASES = [
         wrong="the writers arrive at an mbarrier, and the readers do not wait for it",
         kind="race",
     ),
+    Case(
+        name="race-flag-without-fences",
+        wrong="a volatile flag is polled, and no fence stands on either side",
+        kind="race",
+        language="cuda",
+        grid=(2, 1, 1),
+    ),
 ]
 
 

@@ -21,4 +21,33 @@ CASES = [
         grid=(2, 1, 1),
         cluster=(2, 1, 1),
     ),
+    Case(
+        name="scope-fence-of-cta-before-flag",
+        wrong="a fence of CTA scope stands before the flag that another CTA polls",
+        kind="scope",
+        language="cuda",
+        grid=(2, 1, 1),
+    ),
+    Case(
+        name="scope-fence-of-cta-after-poll",
+        wrong="the polling CTA's fence is of CTA scope",
+        kind="scope",
+        language="cuda",
+        grid=(2, 1, 1),
+    ),
+    Case(
+        name="scope-atomics-of-cta",
+        wrong="two CTAs add to one word with atomics of CTA scope",
+        kind="scope",
+        language="cuda",
+        grid=(2, 1, 1),
+    ),
+    Case(
+        name="scope-arrival-of-cta-at-peer",
+        wrong="a CTA has read its peer's buffer and arrives at the peer's mbarrier with CTA scope",
+        kind="scope",
+        language="cuda",
+        grid=(2, 1, 1),
+        cluster=(2, 1, 1),
+    ),
 ]

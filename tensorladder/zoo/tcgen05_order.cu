@@ -88,3 +88,36 @@ KERNEL(tcgen05_no_fence_after_wait) {
     out[t] = sum;
     FREE();
 }
+
+// Warps 0 to 3 store to the lanes of tensor memory that warps 4 to 7 load.
+#define STORE_AND_LOAD(before, after) \
+    __shared__ u32 slot; \
+    const u32 t = threadIdx.x, lanes = t % 128 / 32 * 32 << 16; \
+    if (t < 32) TMEM_ALLOC(&slot, 32); \
+    if (t < 32) TMEM_RELINQUISH(); \
+    FENCE_BEFORE(); \
+    __syncthreads(); \
+    FENCE_AFTER(); \
+    const u32 tmem = slot; \
+    if (t < 128) TMEM_STORE(tmem + lanes, x[t]); \
+    if (t < 128) TMEM_WAIT_ST(); \
+    if (before) FENCE_BEFORE(); \
+    __syncthreads(); \
+    if (after) FENCE_AFTER(); \
+    u32 value = 0
+
+KERNEL(tcgen05_no_fence_before_barrier) {
+    STORE_AND_LOAD(!broken, true);
+    if (t >= 128) TMEM_LOAD(value, tmem + lanes);  // hazard: tcgen05-no-fence-before-barrier
+    TMEM_WAIT_LD();
+    out[t] = value;
+    FREE();
+}
+
+KERNEL(tcgen05_no_fence_after_barrier) {
+    STORE_AND_LOAD(true, !broken);
+    if (t >= 128) TMEM_LOAD(value, tmem + lanes);  // hazard: tcgen05-no-fence-after-barrier
+    TMEM_WAIT_LD();
+    out[t] = value;
+    FREE();
+}

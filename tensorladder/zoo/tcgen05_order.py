@@ -38,4 +38,22 @@ CASES = [
         arch="sm_100a",
         block=(128, 1, 1),
     ),
+    Case(
+        name="tcgen05-no-fence-before-barrier",
+        wrong="no tcgen05.fence::before_thread_sync between tcgen05.st and the barrier that hands it on",
+        kind="tcgen05-order",
+        verdict="review",
+        language="cuda",
+        arch="sm_100a",
+        block=(256, 1, 1),
+    ),
+    Case(
+        name="tcgen05-no-fence-after-barrier",
+        wrong="no tcgen05.fence::after_thread_sync between the barrier and another warp's tcgen05.ld",
+        kind="tcgen05-order",
+        verdict="review",
+        language="cuda",
+        arch="sm_100a",
+        block=(256, 1, 1),
+    ),
 ]

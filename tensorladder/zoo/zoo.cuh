@@ -30,6 +30,42 @@ using u64 = unsigned long long;
 #define SETMAXNREG(way, n) asm volatile("setmaxnreg." #way ".sync.aligned.u32 %0;" ::"n"(n))
 #define PROXY_FENCE() asm volatile("fence.proxy.async.shared::cta;" ::: "memory")
 
+#define ALL_PROXY_FENCE() asm volatile("fence.proxy.async;" ::: "memory")
+#define GLOBAL_PROXY_FENCE() asm volatile("fence.proxy.async.global;" ::: "memory")
+#define BULK_ADD(to, from, bytes) \
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32 [%0], [%1], %2;" \
+                 ::"l"(to), "r"(SHARED(from)), "r"(bytes) : "memory")
+#define BULK_WAIT(n) asm volatile("cp.async.bulk.wait_group %0;" ::"n"(n) : "memory")
+
+// Order through global memory, and between launches. The scope is part of the instruction's name: "acquire.gpu".
+#define FENCE(scope) asm volatile("fence.acq_rel." scope ";" ::: "memory")
+#define STORE(order, p, value) asm volatile("st." order ".global.u32 [%0], %1;" ::"l"(p), "r"(value) : "memory")
+#define AWAIT(order, p) \
+    for (u32 seen = 0; !seen;) asm volatile("ld." order ".global.u32 %0, [%1];" : "=r"(seen) : "l"(p) : "memory")
+#define ADD(scope, p, value) \
+    asm volatile("red.relaxed." scope ".global.add.u32 [%0], %1;" ::"l"(p), "r"(value) : "memory")
+#define LAUNCH_DEPENDENTS() asm volatile("griddepcontrol.launch_dependents;" ::: "memory")
+#define GRID_WAIT() asm volatile("griddepcontrol.wait;" ::: "memory")
+
+// Tensor maps: fields of a map in shared memory, a copy of it that is released, an acquire before its use.
+#define MAP_SET(field, map, value) \
+    asm volatile("tensormap.replace.tile." field ".shared::cta.b1024.b32 [%0], %1;" \
+                 ::"r"(SHARED(map)), "n"(value) : "memory")
+#define MAP_SET_ADDRESS(map, address) \
+    asm volatile("tensormap.replace.tile.global_address.shared::cta.b1024.b64 [%0], %1;" \
+                 ::"r"(SHARED(map)), "l"(address) : "memory")
+#define MAP_SET_FIRST(field, map, value) \
+    asm volatile("tensormap.replace.tile." field ".shared::cta.b1024.b32 [%0], 0, %1;" \
+                 ::"r"(SHARED(map)), "r"(value) : "memory")
+#define MAP_PUBLISH(to, map) \
+    asm volatile("tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned " \
+                 "[%0], [%1], 128;" ::"l"(to), "r"(SHARED(map)) : "memory")
+#define MAP_RELEASE() asm volatile("fence.proxy.tensormap::generic.release.gpu;" ::: "memory")
+#define MAP_ACQUIRE(map) asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(map) : "memory")
+#define TENSOR_LOAD(to, map, first, b) \
+    asm volatile("cp.async.bulk.tensor.1d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2}], [%3];" \
+                 ::"r"(SHARED(to)), "l"(map), "r"(first), "r"(SHARED(b)) : "memory")
+
 // Tensor memory: 32 columns are allocated by a warp; a warp reaches the 32 lanes of its number within a warpgroup.
 #define TMEM_ALLOC(slot, columns) \
     asm volatile("tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%0], %1;" \
@@ -61,6 +97,10 @@ using u64 = unsigned long long;
 #define ARRIVE_PEER(b, rank) \
     asm volatile("{ .reg .b32 r; mapa.shared::cluster.u32 r, %0, %1; " \
                  "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [r]; }" \
+                 ::"r"(SHARED(b)), "r"(rank) : "memory")
+#define ARRIVE_PEER_IN_CTA(b, rank) \
+    asm volatile("{ .reg .b32 r; mapa.shared::cluster.u32 r, %0, %1; " \
+                 "mbarrier.arrive.release.cta.shared::cluster.b64 _, [r]; }" \
                  ::"r"(SHARED(b)), "r"(rank) : "memory")
 #define LOAD_PEER(value, p, rank) \
     asm volatile("{ .reg .b32 r; mapa.shared::cluster.u32 r, %1, %2; ld.shared::cluster.u32 %0, [r]; }" \

@@ -12,7 +12,10 @@ a device without one runs code that has no hooks at all.
 - `shadow`: the last write and the reads since of each byte, in cells of 16 bytes that split where it is needed.
 - `barriers`, `accesses`, `copies`, `matrix`, `tensor`: the events. A second clock a warp says what of the generic
   proxy's writes the async proxy sees: only fence.proxy.async by the writing threads raises it, barriers hand it on.
-- `engine`: memory for all that, the findings of a run. `across`: conflicts between CTAs that different workers ran.
+- `order`: order through memory itself, by fences, releases, acquires and their scopes. `fences`, `maps`: proxy fences
+  of global memory and of tensor maps.
+- `engine`: memory for all that, the findings of a run. `across`: conflicts between CTAs that different workers ran, and
+  between launches that overlap.
   `words`: findings as a person reads them. `errors` and `hangs`: what stopped a run, as a finding.
 
     report = vgpu.check(ptx_text, "kernel", grid, block, args)     # core.findings.Report

@@ -1,4 +1,6 @@
-"""Conflicts in global memory between CTAs that different workers ran: what each worker's shadow holds, compared.
+"""Conflicts in global memory that no one worker sees: what two shadows hold, compared.
+
+Of CTAs that different workers ran, and of launches that overlap.
 
 Clusters of a launch that run in parallel cannot synchronise, so any two that touch the same bytes, one of them writing,
 collide, but for atomics.
@@ -10,11 +12,15 @@ import ctypes
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tensorladder.vgpu.check import layout as X
 from tensorladder.vgpu.check.engine import Watch
+
+if TYPE_CHECKING:
+    from tensorladder.vgpu.machine.execution import Run
 
 _WORDS = X.CELL // 8
 _SITES = X.CELL_SITES // 4
@@ -43,11 +49,25 @@ def conflicts(watches: Sequence[Watch]) -> Iterator[Conflict]:
     """Conflicts between the units of one launch."""
     for one, two in combinations(watches, 2):
         for a, b in zip(one.global_rows(), two.global_rows(), strict=True):
-            start, end, first = (int(v) for v in a)
+            start, end, first = (int(v) for v in a[:3])
             second = int(b[2])
             if first and second:
                 count = (end - (start & ~15)) // 16 + 1
                 yield from _compared(one, two, start, _cells(first, count), _cells(second, count))
+
+
+def overlaps(watches: Sequence[Watch], runs: Sequence[Run]) -> Iterator[Conflict]:
+    """Conflicts between launches of a stream that overlap: what each does before its griddepcontrol.wait, with all that
+    the launches before it do; griddepcontrol.launch_dependents hands on no memory (PTX ISA, "griddepcontrol").
+    """
+    for k, later in enumerate(runs):
+        for one in (w for w in watches if w.run is later):
+            for two in (w for w in watches if w.run in runs[:k]):
+                cells = {int(row[0]): int(row[2]) for row in two.global_rows()}
+                for start, end, _, early in one.global_rows().tolist():
+                    if early and cells.get(start):
+                        count = (end - (start & ~15)) // 16 + 1
+                        yield from _compared(one, two, start, _cells(early, count), _cells(cells[start], count))
 
 
 def _compared(one: Watch, two: Watch, start: int, a: np.ndarray, b: np.ndarray) -> Iterator[Conflict]:
@@ -83,17 +103,21 @@ def _parts(cell: np.ndarray) -> list[np.ndarray]:
     return [block[k & ~3 if words else k] for k in range(16)]
 
 
+def _strong(a: int, b: int) -> bool:
+    """Whether two accesses of different clusters are morally strong."""
+    return bool(a & b & X.EPOCH_STRONG) and not (a | b) & (X.EPOCH_CTA | X.EPOCH_CLUSTER)
+
+
 def _pair(one: Watch, two: Watch, start: int, lo: int, hi: int, a: np.ndarray, b: np.ndarray) -> Iterator[Conflict]:
     def access(watch: Watch, cell: np.ndarray, which: int) -> tuple[Watch, int, int]:
         site = int(cell.view(np.uint32)[_SITES + which])
         return watch, int(cell[which]), site
 
-    strong = X.EPOCH_STRONG
     wa, wb = int(a[0]), int(b[0])
-    if wa and wb and not wa & wb & strong:
+    if wa and wb and not _strong(wa, wb):
         yield Conflict(X.RACE_WW, access(one, a, 0), access(two, b, 0), start, lo, hi)
     for k in (1, 2, 3):
-        if wa and b[k] and not wa & int(b[k]) & strong:
+        if wa and b[k] and not _strong(wa, int(b[k])):
             yield Conflict(X.RACE_WR, access(two, b, k), access(one, a, 0), start, lo, hi)
-        if wb and a[k] and not wb & int(a[k]) & strong:
+        if wb and a[k] and not _strong(wb, int(a[k])):
             yield Conflict(X.RACE_WR, access(one, a, k), access(two, b, 0), start, lo, hi)

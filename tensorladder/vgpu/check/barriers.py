@@ -11,7 +11,6 @@ from tensorladder.vgpu.check.clocks import (
     component,
     copy,
     epoch_of,
-    fenced,
     fenced_tensor,
     join,
     known,
@@ -24,17 +23,34 @@ from tensorladder.vgpu.check.clocks import (
     visible,
 )
 from tensorladder.vgpu.check.exits import visit
+from tensorladder.vgpu.check.fences import keep_fence
+from tensorladder.vgpu.check.maps import fence_map
+from tensorladder.vgpu.check.order import (
+    LEVEL_CLUSTER,
+    LEVEL_GPU,
+    fenced_at,
+    memory_fence,
+    take_pending,
+    too_narrow,
+)
 from tensorladder.vgpu.check.rounds import in_its_round, in_its_turn
 from tensorladder.vgpu.check.shadow import at_place, found, shared_place
-from tensorladder.vgpu.codegen.sync import FENCE_MBARRIER_INIT, FENCE_MEMORY, FENCE_PROXY, FENCE_TCGEN05, FENCE_WGMMA
+from tensorladder.vgpu.codegen.sync import (
+    FENCE_ASYNC,
+    FENCE_MBARRIER_INIT,
+    FENCE_MEMORY,
+    FENCE_TCGEN05,
+    FENCE_TENSOR_MAP,
+    FENCE_WGMMA,
+)
 from tensorladder.vgpu.machine.barriers import BAR_ARRIVE
-from tensorladder.vgpu.machine.mbarrier import RELAXED, WAIT_BY_STATE
+from tensorladder.vgpu.machine.mbarrier import RELAXED, SCOPE_CTA, WAIT_BY_STATE
 from tensorladder.vgpu.machine.native import helper
 from tensorladder.vgpu.machine.raw import ld32, ld64, st32, st64, trailing_zeros
 
-_ASYNC_PROXY = FENCE_PROXY + 1
 _GLOBAL_ONLY = 1
 _CLUSTER_SCOPE = 2
+_RELEASE = 4  # a fence's semantics (codegen.sync)
 
 
 # ---------------------------------------------------------------- mbarriers
@@ -167,10 +183,23 @@ def on_arrive(x, n, host, count, flags, lanes, iid):
         at_place(x, n, lanes, X.SPACE_TMEM, 0, 0, 0)
         found(x, X.BEFORE_SYNC, site_of(n, iid), 0, site_of(n, access - 1), 0, 0, 0)
     st64(b + X.B_ARRIVED, site_of(n, iid))
-    if flags & RELAXED == 0:
+    if flags & RELAXED == 0 and not out_of_scope(x, n, b, flags, iid):
         visit(x, n, ld64(b + X.B_SLOT), iid)
         release_to(x, n, phase_clocks(x, b))
         tick(x, n)
+
+
+@helper
+def out_of_scope(x, n, b, flags, iid):
+    """Whether an arrival of CTA scope is at another CTA's mbarrier: no thread that waits there is in its scope.
+
+    Where no scope is named the ISA means the CTA's too, but CUTLASS and CuTe DSL arrive at remote mbarriers like that.
+    """
+    mine = n // ld64(x + X.X_WARPS)
+    if flags & SCOPE_CTA == 0 or ld64(b + X.B_SLOT) == mine:
+        return False
+    too_narrow(x, mine, ld64(b + X.B_SLOT), iid)
+    return True
 
 
 @helper
@@ -240,6 +269,7 @@ def on_bar(x, n, index, op, lanes, iid):
     if index >= 16:
         return
     loads_waited(x, n, lanes, iid)
+    take_pending(x, n, LEVEL_GPU)
     warps = ld64(x + X.X_WARPS)
     release_to(x, n, bar_clocks(x, n // warps, index))
     tick(x, n)
@@ -281,11 +311,12 @@ def on_cluster_arrive(x, n, generation, relaxed):
         st64(newest, generation)
         clear(x, clocks)
         clear(x, clocks + size)
+    take_pending(x, n, LEVEL_GPU)
     if relaxed == 0:
         release_to(x, n, clocks)
     else:
-        join(x, clocks, fenced(x, n))
-        join(x, clocks + size, fenced(x, n) + size)
+        join(x, clocks, fenced_at(x, n, LEVEL_CLUSTER))
+        join(x, clocks + size, fenced_at(x, n, LEVEL_CLUSTER) + size)
     tick(x, n)
 
 
@@ -324,11 +355,21 @@ def copies_fenced(x, n):
 
 
 @helper
-def on_fence(x, n, what, lanes, iid):
+def stores_fenced(x, z, clock):
+    """tcgen05.fence::before_thread_sync: of the warp's tcgen05.st so far, for who knows of the warp at this clock."""
+    fenced = z + X.Z_ST_FENCED
+    if ld64(z + X.Z_ST_SEQ) > ld64(fenced):
+        st64(fenced + 16, ld64(fenced))
+        st64(fenced + 24, ld64(fenced + 8))
+        st64(fenced, ld64(z + X.Z_ST_SEQ))
+        st64(fenced + 8, clock)
+
+
+@helper
+def on_fence(x, n, what, addresses, lanes, iid):
     """CHECK_FENCE."""
     kind = what & 15
     z = record_of(x, n)
-    size = ld64(x + X.X_CLOCK_BYTES)
     clock = clock_of(known(x, n), n)
     if kind == FENCE_TCGEN05:
         if what >> 4 == 0:
@@ -338,6 +379,7 @@ def on_fence(x, n, what, lanes, iid):
                 raise_to(known(x, n), ld64(z + X.Z_ST), ld64(z + X.Z_ST_SEQ))
         elif what >> 4 == 2:
             st64(z + X.Z_BEFORE, 0)
+            stores_fenced(x, z, clock)
         elif what >> 4 == 3:
             copy(x, fenced_tensor(x, n), known(x, n))
         return
@@ -346,13 +388,16 @@ def on_fence(x, n, what, lanes, iid):
         if what >> 4 != 0:
             st64(z + X.Z_CHANGED, iid + 1)
         return
-    if kind == _ASYNC_PROXY and what >> 12 != _GLOBAL_ONLY:
+    if kind == FENCE_TENSOR_MAP:
+        fence_map(x, n, (what >> 4) & 15 == _RELEASE, addresses, lanes)
+    if kind == FENCE_ASYNC and what >> 12 <= _GLOBAL_ONLY:
+        keep_fence(x, X.FENCED_ASYNC, n, 0)
+    if kind == FENCE_ASYNC and what >> 12 != _GLOBAL_ONLY:
         proxy_fence(x, n, lanes)
         copies_fenced(x, n)
         st64(z + X.Z_INIT_FENCE, clock + 1)
     elif kind == FENCE_MBARRIER_INIT or (kind == FENCE_MEMORY and (what >> 8) & 15 >= _CLUSTER_SCOPE):
         st64(z + X.Z_INIT_FENCE, clock + 1)
     if kind in (FENCE_MBARRIER_INIT, FENCE_MEMORY):
-        copy(x, fenced(x, n), known(x, n))
-        copy(x, fenced(x, n) + size, visible(x, n))
+        memory_fence(x, n, what, iid)
     tick(x, n)

@@ -98,27 +98,33 @@ def number_of(x, w):
 
 
 @helper
+def row(x, n, k):
+    """A clock of warp n (X_KNOWN)."""
+    return ld64(x + X.X_KNOWN) + (ld64(x + X.X_ROWS) * n + k) * ld64(x + X.X_CLOCK_BYTES)
+
+
+@helper
 def known(x, n):
     """V of warp n; its other clocks follow."""
-    return ld64(x + X.X_KNOWN) + X.ROWS * n * ld64(x + X.X_CLOCK_BYTES)
+    return row(x, n, 0)
 
 
 @helper
 def visible(x, n):
     """P of warp n."""
-    return ld64(x + X.X_KNOWN) + (X.ROWS * n + 1) * ld64(x + X.X_CLOCK_BYTES)
+    return row(x, n, 1)
 
 
 @helper
 def fenced(x, n):
     """V of warp n as of its last memory fence; P follows."""
-    return ld64(x + X.X_KNOWN) + (X.ROWS * n + 2) * ld64(x + X.X_CLOCK_BYTES)
+    return row(x, n, X.ROW_FENCED)
 
 
 @helper
 def fenced_tensor(x, n):
     """V of warp n as of its last tcgen05.fence::after_thread_sync."""
-    return ld64(x + X.X_KNOWN) + (X.ROWS * n + 4) * ld64(x + X.X_CLOCK_BYTES)
+    return row(x, n, X.ROW_TENSOR)
 
 
 @helper

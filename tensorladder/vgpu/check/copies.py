@@ -9,7 +9,6 @@ from __future__ import annotations
 from tensorladder.vgpu.check import layout as X
 from tensorladder.vgpu.check.barriers import async_arrival, barrier_at, phase_clocks
 from tensorladder.vgpu.check.clocks import (
-    clock_of,
     component,
     epoch_of,
     known,
@@ -18,6 +17,7 @@ from tensorladder.vgpu.check.clocks import (
     site_of,
     visible,
 )
+from tensorladder.vgpu.check.maps import use_map
 from tensorladder.vgpu.check.shadow import shared_place, touch_global, touch_shared
 from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.machine.copies import FLAG_MASK_SHIFT, FLAG_MULTICAST, FLAG_PAIR
@@ -299,6 +299,7 @@ def on_load(x, op, n, lane, iid):
             size = ld64(op + L.A_SIZE)
             touch_shared(x, n, 1 << lane, slot, place, place + size, 1, v, p, epoch | strong, site)
     if tensor:
+        use_map(x, n, lane, m, v, p, site)
         global_box(x, op, m, n, lane, 0, v, p, epoch, site)
     elif ld64(op + L.A_KIND) == L.OP_BULK_G2S:
         touch_global(x, n, 1 << lane, ld64(op + L.A_SRC), ld64(op + L.A_SIZE), 0, v, p, epoch, site)
@@ -344,6 +345,7 @@ def on_store(x, w, op, n, lane, iid):
     if kind == L.OP_TMA_STORE or kind == L.OP_TMA_REDUCE:
         m = usable_map(op, REDUCE if reduces else STORE)
         if m != 0:
+            use_map(x, n, lane, m, v, p, site)
             shared_box(x, n, lane, src >> 32, lo, m, 0, v, p, reads, site)
             global_box(x, op, m, n, lane, 1, v, p, writes, site)
         return
@@ -378,23 +380,3 @@ def on_cancel(x, op, n, lane, iid):
             slot = first_slot(x, n) + rank
             end = place + _RESPONSE_BYTES
             touch_shared(x, n, 1 << lane, slot, place, end, 1, known(x, n), visible(x, n), epoch, site_of(n, iid))
-
-
-@helper
-def on_map(x, n, dst, src, size, lanes, iid):
-    """CHECK_MAP: a tensor map in memory is changed, by one lane."""
-    v = known(x, n)
-    p = visible(x, n)
-    lane = trailing_zeros(lanes)
-    epoch = epoch_of(n, clock_of(v, n), lane, 0)
-    place = shared_place(x, dst)
-    lo = place & 0xFFFFFFFF
-    if place >= 0:
-        touch_shared(x, n, lanes, place >> 32, lo, lo + size, 1, v, p, epoch, site_of(n, iid))
-    else:
-        touch_global(x, n, lanes, dst, size, 1, v, p, epoch, site_of(n, iid))
-    if src != 0:
-        place = shared_place(x, src)
-        lo = place & 0xFFFFFFFF
-        if place >= 0:
-            touch_shared(x, n, lanes, place >> 32, lo, lo + size, 0, v, p, epoch, site_of(n, iid))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from tensorladder.vgpu.machine.execution import Run
 
 _MOST_COMPONENTS = 16384
+#: strong accesses and fences whose scope is narrower than the GPU
+_NARROW = re.compile(r"\b(ld|st|atom|red|fence)\.(?!mbarrier_init|proxy)[\w.:]*\.(cta|cluster)\b|\bmembar\.cta\b")
 
 
 class Watch:
@@ -36,22 +39,25 @@ class Watch:
         clock = 4 * most
         barriers = 64 * unit.slots
         window = run.shared_bytes
+        scoped = bool(_NARROW.search(run.launch.module.ptx))
+        rows = X.SCOPED_ROWS if scoped else X.ROWS
         for field, value in {
             X.X_KMAX: most, X.X_USED: warps, X.X_CLOCK_BYTES: clock, X.X_SLOTS: unit.slots, X.X_WARPS: unit.warps,
             X.X_SIZE: size, X.X_B_MAX: barriers, X.X_SHARED: unit.shared, X.X_STRIDE: unit.stride,
             X.X_WINDOW: window, X.X_UNIT: unit.words.address, X.X_ORDERED: int(run.ordered),
-            X.X_LAUNCH: run.words.address,
+            X.X_LAUNCH: run.words.address, X.X_ROWS: rows, X.X_SCOPED: int(scoped),
         }.items():  # fmt: skip
             x[field] = value
         clusters = -(-unit.slots // size)
         groups = unit.slots * -(-unit.warps // 4) if "wgmma" in run.launch.module.ptx else 1
         for field, count in {
-            X.X_KNOWN: X.ROWS * warps * clock, X.X_COMPONENTS: most * X.K_BYTES, X.X_STARTS: clock,
+            X.X_KNOWN: rows * warps * clock, X.X_COMPONENTS: most * X.K_BYTES, X.X_STARTS: clock,
             X.X_Z: warps * X.Z_BYTES, X.X_Y: unit.slots * X.Y_BYTES, X.X_B: barriers * X.B_BYTES,
             X.X_B_CLOCKS: X.B_CLOCKS * barriers * clock, X.X_B_SEEN: 16 * barriers * unit.warps,
             X.X_FINDINGS: X.FINDINGS * X.F_BYTES, X.X_HASH: 8 * X.HASH_SLOTS,
             X.X_BARS: 2 * 16 * unit.slots * clock, X.X_CLUSTERS: 4 * clusters * clock,
-            X.X_SYNC: 16 * X.SYNC_SLOTS, X.X_SYNC_CLOCKS: 2 * X.SYNC_MOST * clock, X.X_STARTED: 24 * X.STARTED,
+            X.X_SYNC: X.SYNC_BYTES * X.SYNC_SLOTS, X.X_SYNC_CLOCKS: 2 * X.SYNC_MOST * clock, X.X_EDGES: 24 * X.EDGES,
+            X.X_FENCES: 3 * (X.FENCE_HEAD + (X.FENCE_MOST + 1) * clock), X.X_STARTED: 24 * X.STARTED,
             X.X_VISITS: 8 * size * warps, X.X_MEET: groups * X.MEETS * 2 * clock,
         }.items():  # fmt: skip
             x[field] = self._take(count)
@@ -59,6 +65,8 @@ class Watch:
             x[X.X_ADVICE] = self._take(24 * X.ADVICE_ROWS)
         self._registers(unit)
         self._components(warps)
+        if run.before is not None:
+            self._depends(warps)
         self._slots(run, unit, window)
         self._ranges(run)
 
@@ -99,6 +107,12 @@ class Watch:
         table[:, X.K_SLOT // 8] = np.arange(warps) // self.warps
         table[:, X.K_WARP // 8] = np.arange(warps) % self.warps
 
+    def _depends(self, first: int) -> None:
+        """A component of "the launch before is over", which griddepcontrol.wait tells a warp."""
+        row = self._view(self.words[X.X_COMPONENTS] + first * X.K_BYTES, X.K_BYTES // 8)
+        row[X.K_KIND // 8], row[X.K_SLOT // 8] = X.K_IS_GRID, -1
+        self.words[X.X_GRID], self.words[X.X_USED] = first, first + 1
+
     def _slots(self, run: Run, unit: Unit, window: int) -> None:
         cells = X.CELL * (-(-window // 16) + 1)
         cells_of = self._take(cells * unit.slots)
@@ -118,10 +132,12 @@ class Watch:
 
     def _ranges(self, run: Run) -> None:
         ranges = sorted(run.device.memory.ranges, key=lambda r: r.start)
-        rows = np.zeros((len(ranges) + 1, 3), np.int64)
+        rows = np.zeros((len(ranges) + 1, X.RANGE_BYTES // 8), np.int64)
         for row, r in zip(rows, ranges, strict=False):
             cells = X.CELL * ((r.end - (r.start & ~15)) // 16 + 2)
-            row[:] = r.start, r.end, self._take(cells) if r.writable else 0
+            row[:3] = r.start, r.end, self._take(cells) if r.writable else 0
+            if r.writable and run.before is not None:
+                row[3] = self._take(cells)
         self._rows = rows
         self.words[X.X_RANGES], self.words[X.X_NRANGES] = rows.ctypes.data, len(ranges)
 
@@ -132,7 +148,7 @@ class Watch:
         return self._view(self.words[X.X_FINDINGS], X.FINDINGS * width).reshape(-1, width)[:count].copy()
 
     def global_rows(self) -> np.ndarray:
-        """(start, end, cells) of the allocations; cells 0: read-only."""
+        """(start, end, cells, cells of accesses before griddepcontrol.wait) of the allocations; 0: none."""
         return self._rows[: self.words[X.X_NRANGES]]
 
     def component(self, k: int) -> tuple[int, int, int, int]:
@@ -193,7 +209,7 @@ class Checker:
 
     def collect(self, runs: Sequence[Run]) -> None:
         """Turn what was found in some launches into findings."""
-        from tensorladder.vgpu.check.across import conflicts
+        from tensorladder.vgpu.check.across import conflicts, overlaps
         from tensorladder.vgpu.check.hangs import absent, waiting
         from tensorladder.vgpu.check.words import finding_across, findings_of
 
@@ -206,6 +222,7 @@ class Checker:
             units = [w for w in done if w.run is run]
             if len(units) > 1:
                 self.findings += [finding_across(c) for c in conflicts(units)]
+        self.findings += [finding_across(c) for c in overlaps(done, runs)]
         for watch in done:
             self.findings += findings_of(watch)
             watch.release()

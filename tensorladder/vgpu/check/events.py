@@ -18,20 +18,31 @@ from tensorladder.vgpu.check.barriers import (
     on_wait,
     use_barrier,
 )
-from tensorladder.vgpu.check.clocks import clear, clock_of, known, number_of, record_of, site_of, slot_of, slot_record
+from tensorladder.vgpu.check.clocks import (
+    clear,
+    clock_of,
+    known,
+    number_of,
+    raise_to,
+    record_of,
+    site_of,
+    slot_of,
+    slot_record,
+)
 from tensorladder.vgpu.check.copies import (
     on_cancel,
     on_commit,
     on_cp,
     on_cp_arrive,
     on_load,
-    on_map,
     on_remote,
     on_store,
     on_wait_groups,
 )
 from tensorladder.vgpu.check.exits import forget_visits, visits_over
+from tensorladder.vgpu.check.maps import on_map
 from tensorladder.vgpu.check.matrix import on_registers, on_settle, on_wgmma, on_wgmma_commit, on_wgmma_wait
+from tensorladder.vgpu.check.order import LEVEL_GPU, take_pending
 from tensorladder.vgpu.check.rounds import lanes_in_one_phase
 from tensorladder.vgpu.check.shadow import at_place, found, reset_arena
 from tensorladder.vgpu.check.tensor import (
@@ -104,7 +115,7 @@ def on_start(x, c):
     for warp in range(warps):
         n = slot * warps + warp
         clock = clock_of(known(x, n), n)
-        for k in range(X.ROWS):
+        for k in range(ld64(x + X.X_ROWS)):
             clear(x, known(x, n) + k * size)
         st32(ld64(x + X.X_STARTS) + 4 * n, clock)
         st32(known(x, n) + 4 * n, clock + 1)
@@ -113,6 +124,8 @@ def on_start(x, c):
             st64(z + field, 0)
         st64(z + X.Z_INIT_FENCE, 0)
         st64(z + X.Z_CHANGED, 0)
+        for field in range(X.Z_PENDING, X.Z_BYTES, 8):
+            st64(z + field, 0)
         fill_bytes(z + X.Z_REGISTERS, 0, 8 * X.REGISTERS)
     for k in range(ld64(x + X.X_SLOTS) * warps, ld64(x + X.X_USED)):
         start_component(x, k, slot)
@@ -327,7 +340,7 @@ def tl_check(subject, what, a, b, c, lanes, iid):
     elif what == H.CHECK_WGMMA_WAIT:
         on_wgmma_wait(x, n, a)
     elif what == H.CHECK_FENCE:
-        on_fence(x, n, a, lanes, iid)
+        on_fence(x, n, a, b, lanes, iid)
     elif what == H.CHECK_CP:
         on_cp(x, n, a, b, c, lanes, iid)
     elif what == H.CHECK_CP_ARRIVE:
@@ -348,6 +361,11 @@ def tl_check(subject, what, a, b, c, lanes, iid):
         on_alloc(x, n, a, b, c, lanes, iid)
     elif what == H.CHECK_TMEM_DEALLOC:
         on_dealloc(x, n, a, b, c, lanes, iid)
+    elif what == H.CHECK_WARP_SYNC:
+        take_pending(x, n, LEVEL_GPU)
+    elif what == H.CHECK_GRID_WAIT:
+        if ld64(x + X.X_GRID) != 0:
+            raise_to(known(x, n), ld64(x + X.X_GRID), 1)
     elif what == H.CHECK_MAP:
         on_map(x, n, a, b, c, lanes, iid)
     elif what == H.CHECK_ABSENT or what == H.CHECK_MEMBERS or what == H.CHECK_APART:

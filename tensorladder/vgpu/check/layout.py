@@ -15,10 +15,12 @@ X_CLOCK_BYTES = 16  # of one vector clock: 4 * KMAX
 X_SLOTS = 24
 X_WARPS = 32  # of a CTA
 X_SIZE = 40  # CTAs of a cluster
-# vector clocks, ROWS a warp: what it has seen, what of that the async proxy sees, both as of its last fence, the first
-# as of its last tcgen05.fence::after_thread_sync
+# vector clocks, X_ROWS a warp: what it has seen, what of that the async proxy sees; both as of its last fence; the
+# first as of its last tcgen05.fence::after_thread_sync; both of what relaxed reads have seen, with no fence since
 X_KNOWN = 48
-ROWS = 5
+ROWS, SCOPED_ROWS = 7, 15  # with both pairs once more for clusters and for CTAs
+ROW_FENCED, ROW_TENSOR, ROW_PENDING = 2, 4, 5
+ROW_NARROW = 7  # (fenced, pending) of the cluster, of the CTA: four rows each
 X_COMPONENTS = 56  # K_ records
 X_STARTS = 64  # u32 a component: its clock when the CTA that is there now began
 X_Z = 72  # Z_ records of the warps, slot by slot
@@ -36,7 +38,10 @@ X_STRIDE = 136  # bytes from window to window
 X_WINDOW = 144  # bytes in a window
 X_UNIT = 152
 X_ORDERED = 160  # one scheduler runs all CTAs: clusters can synchronise through global memory
-X_RANGES = 168  # table of global allocations: (start, end, shadow) sorted; shadow 0: read-only
+# table of global allocations, sorted: (start, end, shadow, shadow of what comes before griddepcontrol.wait); shadow 0:
+# read-only
+X_RANGES = 168
+RANGE_BYTES = 32
 X_NRANGES = 176
 X_RANGE = 184  # the row that was hit last
 X_FINDINGS = 192  # F_ records
@@ -63,6 +68,13 @@ X_LO = 352  # bytes of the access, from the place's first
 X_HI = 360
 X_COPIES = 368  # whether there is a cp.async
 X_ADVICE = 376  # rows of (accesses, units taken, least units) i64 by instruction (advice.py), 0: none
+X_ROWS = 416
+X_SCOPED = 424  # whether the kernel has scopes that are narrower than the GPU: ROW_NARROW is there
+X_EDGES = 432  # ring of orderings that were too narrow: (CTA's slot that released, that acquires, instruction), i64
+X_NEDGES = 440
+X_SYNC_FIRST = 448  # the table's first row
+X_FENCES = 456  # rings of proxy fences (fences.py): FENCED_*
+X_GRID = 464  # component of "the launch before is over", 0: the launch depends on none
 X_VISITS = 480  # (clock, instruction) i32 by slot and warp of its cluster: its last access of the slot's window
 X_BYTES = 512
 
@@ -122,7 +134,11 @@ Z_TC_LAST = Z_BULK_LAST + 128  # i32 x 32: instruction of a lane's last tcgen05.
 # (operation, instruction) i32 x 2 by register: its place in the frame, a hash
 Z_REGISTERS = Z_TC_LAST + 128
 REGISTERS = 1024
-Z_BYTES = Z_REGISTERS + 8 * REGISTERS
+Z_PENDING = Z_REGISTERS + 8 * REGISTERS  # bits of levels (order.py) whose ROW_PENDING holds something
+Z_FENCE = Z_PENDING + 8  # its last fence: instruction | level << 32
+Z_SAW = Z_FENCE + 8  # slot + 1 of the CTA that wrote the flag it read last
+Z_ST_FENCED = Z_SAW + 8  # (Z_ST_SEQ, its clock) at its last two tcgen05.fence::before_thread_sync
+Z_BYTES = Z_ST_FENCED + 64
 
 RING = 64
 BULK_RING = 32
@@ -133,7 +149,8 @@ K_SLOT = 8
 K_WARP = 16  # in its CTA; the mbarrier's number
 K_LANE = 24
 K_BYTES = 32
-(K_IS_WARP, K_IS_MBARRIER, K_IS_CP, K_IS_BULK_READ, K_IS_BULK, K_IS_WGMMA, K_IS_TC, K_IS_ST) = range(1, 9)
+(K_IS_WARP, K_IS_MBARRIER, K_IS_CP, K_IS_BULK_READ, K_IS_BULK, K_IS_WGMMA, K_IS_TC, K_IS_ST,
+ K_IS_GRID) = range(1, 10)  # fmt: skip
 
 # ---------------------------------------------------------------- mbarrier
 B_COMPONENT = 0
@@ -163,6 +180,9 @@ SET_MOST = 60  # reads in a block: count, then (epoch, site) each
 EPOCH_ASYNC = 1  # by the async proxy
 EPOCH_STRONG = 2  # atomic, or stronger than weak
 EPOCH_TENSOR = 4  # tcgen05.mma, .cp, .shift: pipelined with each other
+EPOCH_CTA = 8  # strong, but for its CTA's threads alone
+EPOCH_CLUSTER = 16  # strong, but for its cluster's threads alone
+EPOCH_MAP = 32  # tensormap.cp_fenceproxy: a write that is released to the tensor map proxy
 
 # ---------------------------------------------------------------- finding
 F_CODE = 0
@@ -186,14 +206,22 @@ F_BYTES = 128
 (RACE_WW, RACE_WR, RACE_RW, PROXY, PROXY_WRITE, UNINITIALISED, BARRIER_NOT_VISIBLE, BARRIER_NOT_FENCED, BARRIER_TWICE,
  PHASE_ALIAS, TX_LEFT, STORE_AT_EXIT, REMOTE_AFTER_EXIT, WAIT_LD, AFTER_SYNC, BEFORE_SYNC, COMMIT_OTHER_LANE,
  REGISTERS_IN_FLIGHT, REGISTERS_WRITTEN,
- WGMMA_NO_FENCE, TMEM_FREED, TWICE_FREED, MAP_IN_FLIGHT, SHADOW_FULL, BARRIER_REINIT,
- ARRIVALS_LEFT, NOT_COMMITTED, SCOPE_CTA,
+ WGMMA_NO_FENCE, TMEM_FREED, TWICE_FREED, SHADOW_FULL, BARRIER_REINIT,
+ ARRIVALS_LEFT, NOT_COMMITTED,
  LATE_ARRIVAL, SPLIT_ARRIVAL, LANES_ABSENT, MASKS_DIFFER, BARRIER_APART, SETMAXNREG_PART,
- LANES_ELSEWHERE, PHASE_SKIPPED) = range(1, 37)  # fmt: skip
+ LANES_ELSEWHERE, PHASE_SKIPPED) = range(1, 35)  # fmt: skip
+(MAP_NOT_RELEASED, MAP_NOT_ACQUIRED, PROXY_GLOBAL, ST_NOT_FENCED) = range(64, 68)
 
 # ---------------------------------------------------------------- addresses that synchronise
-SYNC_SLOTS = 4096  # hash slots: (address, index of its two clocks), i64
+SYNC_SLOTS = 4096  # hash slots: (address and whose level, index of its two clocks, narrow release: place), i64
+SYNC_BYTES = 24
 SYNC_MOST = 1024
+EDGES = 64
+
+# ---------------------------------------------------------------- rings of proxy fences
+FENCED_ASYNC, FENCED_MAP_RELEASE, FENCED_MAP_ACQUIRE = range(3)
+FENCE_MOST = 64
+FENCE_HEAD = 64 + 24 * FENCE_MOST
 
 TMEM_BLOCKS = 8  # of 16 lanes
 TMEM_CELLS = TMEM_BLOCKS * L.TMEM_COLUMNS

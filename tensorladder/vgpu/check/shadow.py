@@ -8,12 +8,14 @@ they are issued, so what is found does not hang on when asynchronous effects hap
 from __future__ import annotations
 
 from tensorladder.vgpu.check import layout as X
-from tensorladder.vgpu.check.clocks import before
+from tensorladder.vgpu.check.clocks import before, clock_of
+from tensorladder.vgpu.check.fences import fence_between
 from tensorladder.vgpu.machine.native import helper
 from tensorladder.vgpu.machine.raw import allocate, copy_bytes, fill_bytes, ld32, ld64, st32, st64
 
 _SAME = ~0xFF00  # an epoch without its lane
 _ASYNC, _STRONG, _TENSOR = X.EPOCH_ASYNC, X.EPOCH_STRONG, X.EPOCH_TENSOR
+_NARROW = X.EPOCH_CTA | X.EPOCH_CLUSTER
 
 
 # ---------------------------------------------------------------- findings
@@ -55,11 +57,24 @@ def found(x, code, site, epoch, other_site, other, a, b):
     st64(f + X.F_COUNT, 1)
     y = ld64(x + X.X_Y)
     warps = ld64(x + X.X_WARPS)
+    if code == X.RACE_WW or code == X.RACE_WR or code == X.RACE_RW:
+        st64(f + X.F_A, narrow_between(x, (other_site >> 20) % (warps * ld64(x + X.X_SLOTS)) // warps, warp // warps))
     st64(f + X.F_LINEAR, ld64(y + warp // warps * X.Y_BYTES + X.Y_LINEAR))
     st64(
         f + X.F_OTHER_LINEAR,
         ld64(y + (other_site >> 20) % (warps * ld64(x + X.X_SLOTS)) // warps * X.Y_BYTES + X.Y_LINEAR),
     )
+
+
+@helper
+def narrow_between(x, a, b):
+    """Instruction + 1 that would have ordered the CTAs of two slots but for its scope, 0: none."""
+    count = ld64(x + X.X_NEDGES)
+    for k in range(min(count, X.EDGES)):
+        at = ld64(x + X.X_EDGES) + 24 * k
+        if (ld64(at) == a and ld64(at + 8) == b) or (ld64(at) == b and ld64(at + 8) == a):
+            return ld64(at + 16) + 1
+    return 0
 
 
 @helper
@@ -131,9 +146,21 @@ def same(a, b):
 
 
 @helper
-def exempt(a, b):
-    """Whether two unordered accesses are no race: both strong, or tcgen05 operations of one thread, done in order."""
-    return a & b & _STRONG != 0 or (a & b & _TENSOR != 0 and (a ^ b) >> 48 == 0)
+def exempt(x, a, b):
+    """Whether two unordered accesses are no race: morally strong, or tcgen05 operations of one thread, in order."""
+    if a & b & _STRONG != 0:
+        return (a | b) & _NARROW == 0 or in_scope(x, a, b)
+    return a & b & _TENSOR != 0 and (a ^ b) >> 48 == 0
+
+
+@helper
+def in_scope(x, a, b):
+    """Whether the scopes of two strong accesses hold each other's threads."""
+    table = ld64(x + X.X_COMPONENTS)
+    one = ld64(table + ((a >> 48) - 1) * X.K_BYTES + X.K_SLOT)
+    two = ld64(table + ((b >> 48) - 1) * X.K_BYTES + X.K_SLOT)
+    size = ld64(x + X.X_SIZE)
+    return one == two or (one // size == two // size and (a | b) & X.EPOCH_CTA == 0)
 
 
 @helper
@@ -145,6 +172,14 @@ def repeated(cell, w, epoch, site):
 
 
 @helper
+def other_proxy(x, v, p, w, shared):
+    """Whether the async proxy may not see what was written through the generic one."""
+    if shared == 1:
+        return not before(x, p, w, shared)
+    return shared == 0 and not fence_between(x, X.FENCED_ASYNC, v, w, 0)
+
+
+@helper
 def after_write(x, cell, v, p, epoch, site, shared):
     """Judge a read after the cell's last write."""
     w = ld64(cell)
@@ -153,10 +188,10 @@ def after_write(x, cell, v, p, epoch, site, shared):
             found(x, X.UNINITIALISED, site, epoch, 0, 0, 0, 0)
         return
     if not before(x, v, w, shared):
-        if not exempt(w, epoch):
+        if not exempt(x, w, epoch):
             found(x, X.RACE_WR, site, epoch, ld32(cell + X.CELL_SITES), w, 0, 0)
-    elif shared == 1 and epoch & _ASYNC and w & _ASYNC == 0 and not before(x, p, w, shared):
-        found(x, X.PROXY, site, epoch, ld32(cell + X.CELL_SITES), w, 0, 0)
+    elif epoch & _ASYNC and w & _ASYNC == 0 and other_proxy(x, v, p, w, shared):
+        found(x, X.PROXY if shared != 0 else X.PROXY_GLOBAL, site, epoch, ld32(cell + X.CELL_SITES), w, 0, 0)
 
 
 @helper
@@ -209,7 +244,7 @@ def read_cell(x, arena, cell, v, p, epoch, site, shared):
 @helper
 def after_read(x, v, epoch, site, r, read_site, shared):
     """Judge a write after a read."""
-    if r == 0 or before(x, v, r, shared) or exempt(r, epoch):
+    if r == 0 or before(x, v, r, shared) or exempt(x, r, epoch):
         return
     found(x, X.RACE_RW, site, epoch, read_site, r, 0, 0)
 
@@ -223,10 +258,11 @@ def write_cell(x, arena, cell, v, p, epoch, site, shared):
         return
     if w != 0:
         if not before(x, v, w, shared):
-            if not exempt(w, epoch) and not repeated(cell, w, epoch, site):
+            if not exempt(x, w, epoch) and not repeated(cell, w, epoch, site):
                 found(x, X.RACE_WW, site, epoch, ld32(cell + X.CELL_SITES), w, 0, 0)
-        elif shared == 1 and epoch & _ASYNC and w & _ASYNC == 0 and not before(x, p, w, shared):
-            found(x, X.PROXY_WRITE, site, epoch, ld32(cell + X.CELL_SITES), w, 0, 0)
+        elif epoch & _ASYNC and w & _ASYNC == 0 and other_proxy(x, v, p, w, shared):
+            reduces = shared == 0 and epoch & _STRONG
+            found(x, X.PROXY_GLOBAL if reduces else X.PROXY_WRITE, site, epoch, ld32(cell + X.CELL_SITES), w, 0, 0)
     if a != 0:
         after_read(x, v, epoch, site, a, ld32(cell + X.CELL_SITES + 4), shared)
         after_read(x, v, epoch, site, ld64(cell + X.CELL_READ + 8), ld32(cell + X.CELL_SITES + 8), shared)
@@ -356,13 +392,13 @@ def range_row(x, address):
     b = ld64(x + X.X_NRANGES)
     while a < b:
         mid = (a + b) >> 1
-        if ld64(table + 24 * mid) <= address:
+        if ld64(table + X.RANGE_BYTES * mid) <= address:
             a = mid + 1
         else:
             b = mid
     if a == 0:
         return 0
-    row = table + 24 * (a - 1)
+    row = table + X.RANGE_BYTES * (a - 1)
     if address >= ld64(row + 8):
         return 0
     st64(x + X.X_RANGE, row)
@@ -378,4 +414,8 @@ def touch_global(x, n, lanes, address, size, write, v, p, epoch, site):
     # cells stand for 16 bytes of the address, whatever the allocation's alignment
     start = ld64(row) & ~15
     at_place(x, n, lanes, X.SPACE_GLOBAL, ld64(row), address - ld64(row), address + size - ld64(row))
-    touch(x, x + X.X_ARENA, ld64(row + 16), address - start, address + size - start, write, v, p, epoch, site, 0)
+    lo = address - start
+    touch(x, x + X.X_ARENA, ld64(row + 16), lo, lo + size, write, v, p, epoch, site, 0)
+    grid = ld64(x + X.X_GRID)
+    if grid != 0 and clock_of(v, grid) == 0:
+        touch(x, x + X.X_ARENA, ld64(row + 24), lo, lo + size, write, v, p, epoch, site, 0)

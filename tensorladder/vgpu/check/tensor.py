@@ -173,6 +173,7 @@ def on_product(x, op, n, lane, iid):
         slot = first + c
         if flags & M.FLAG_A_TMEM:
             blocks = blocks_of(spread, (a >> 16) & 0x7F)
+            after_sync(x, n, lane, slot, a & 0xFFFF, 0, site)
             touch_tensor(x, n, lanes, slot, blocks, a & 0xFFFF, 8, 0, v, epoch, site)
         else:
             ty = C.a_type(kind, idesc)
@@ -282,13 +283,40 @@ def after_sync(x, n, lane, slot, column, block, site):
     r = t + X.CELL * X.TMEM_CELLS
     if ld64(r + X.R_COUNT) != 0 and ld64(r + X.R_COLUMN) <= column < ld64(r + X.R_COLUMN) + ld64(r + X.R_COUNT):
         w = ld64(r + X.R_EPOCH)
-    if w & X.EPOCH_TENSOR == 0 or (w >> 48) - 1 == thread_of(x, n, lane):
+    k = (w >> 48) - 1
+    if w & X.EPOCH_TENSOR == 0 and (w == 0 or not stored_by_other(x, n, k)):
         return
-    # not even ordered: that is another finding
-    if before(x, fenced_tensor(x, n), w, 1) or not before(x, known(x, n), w, 1):
+    if k == thread_of(x, n, lane) or not before(x, known(x, n), w, 1):  # not even ordered: that is another finding
         return
     at_place(x, n, 0xFFFFFFFF, X.SPACE_TMEM, slot, column, column + 1)
-    found(x, X.AFTER_SYNC, site, 0, ld32(cell + X.CELL_SITES), w, 0, 0)
+    if not before(x, fenced_tensor(x, n), w, 1):
+        found(x, X.AFTER_SYNC, site, 0, ld32(cell + X.CELL_SITES), w, 0, 0)
+    if w & X.EPOCH_TENSOR == 0 and not fenced_before(x, n, w):
+        found(x, X.ST_NOT_FENCED, site, 0, ld32(cell + X.CELL_SITES), w, 0, 0)
+
+
+@helper
+def storer(x, k):
+    """The warp (number in the unit) whose tcgen05.st a component is of."""
+    at = ld64(x + X.X_COMPONENTS) + k * X.K_BYTES
+    return ld64(at + X.K_SLOT) * ld64(x + X.X_WARPS) + ld64(at + X.K_WARP)
+
+
+@helper
+def stored_by_other(x, n, k):
+    """Whether a component is of another warp's tcgen05.st."""
+    return ld64(ld64(x + X.X_COMPONENTS) + k * X.K_BYTES + X.K_KIND) == X.K_IS_ST and storer(x, k) != n
+
+
+@helper
+def fenced_before(x, n, w):
+    """Whether tcgen05.fence::before_thread_sync follows a tcgen05.st in its warp, before what warp n knows of it."""
+    owner = storer(x, (w >> 48) - 1)
+    fenced = record_of(x, owner) + X.Z_ST_FENCED
+    seq = (w >> 16) & 0xFFFFFFFF
+    if seq <= ld64(fenced + 16):
+        return True
+    return seq <= ld64(fenced) and clock_of(known(x, n), owner) >= ld64(fenced + 8)
 
 
 @helper
@@ -359,7 +387,7 @@ def on_alloc(x, n, host, column, columns, lanes, iid):
 @helper
 def freed_in_use(x, n, v, epoch, site, other, other_site):
     """Judge an access that comes before columns are freed."""
-    if other == 0 or before(x, v, other, 1) or exempt(other, epoch):
+    if other == 0 or before(x, v, other, 1) or exempt(x, other, epoch):
         return
     found(x, X.TMEM_FREED, site, epoch, other_site, other, 0, 0)
 

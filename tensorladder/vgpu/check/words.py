@@ -226,7 +226,10 @@ def finding_across(conflict: Conflict) -> Finding:
         where = reader.where(site, reader.earlier_cta(epoch, 0), None, "global", place)
         sides.append(reader.access(epoch, where))
     now, earlier = sides
-    return _unordered(conflict.code, "global memory", now, earlier, *_CTAS)
+    narrow = _both_strong(conflict.now[1], conflict.other[1])
+    together = conflict.now[0].run is conflict.other[0].run
+    edge, fix = _SCOPES if narrow else _CTAS if together else _LAUNCHES
+    return _unordered(conflict.code, "global memory", now, earlier, edge, fix, scope=narrow)
 
 
 #: what is missing between CTAs
@@ -236,11 +239,45 @@ _CTAS = (
 )
 
 
+#: what is missing between launches
+_LAUNCHES = (
+    "the two launches overlap, and nothing makes the later one wait for the one before: no griddepcontrol.wait orders",
+    "griddepcontrol.wait (cudaGridDependencySynchronize) before anything is read or written that the launch before "
+    "uses; griddepcontrol.launch_dependents only lets the next launch start",
+)
+#: two strong accesses of which one's scope leaves out the other thread
+_SCOPES = (
+    "both are strong, but not morally strong: the scope of one leaves out the other's thread, so nothing orders it "
+    "before",
+    "give both the scope that holds all threads that use the address: .gpu among CTAs, .cluster within a cluster",
+)
+
+
+def _both_strong(a: int, b: int) -> bool:
+    return bool(a & b & X.EPOCH_STRONG)
+
+
+def _too_narrow(reader: Reader, iid: int) -> tuple[str, str]:
+    """What is missing where an instruction would have ordered two CTAs, had its scope been wider."""
+    text, ptx, file, row = reader.line(iid)
+    place = f"{file}:{row}" if file and row else f"PTX line {ptx}"
+    return (
+        f"{text} ({place}) would order the two CTAs, but its scope leaves out the other one's threads: nothing orders "
+        "it before",
+        "give the fence, the release and the acquire the scope of all threads that look: .gpu, or .cluster within one",
+    )
+
+
 def _race(reader: Reader, code: int, field: dict[str, int], here: Where, other: Where) -> Finding:
     """Two accesses with no order between them."""
     earlier = reader.access(field["other_epoch"], other)
     now = reader.access(field["epoch"], here)
-    if field["space"] == X.SPACE_GLOBAL and here.cta != other.cta:
+    narrow = field["a"] and here.cta != other.cta
+    if strong := _both_strong(field["epoch"], field["other_epoch"]):
+        edge, fix = _SCOPES
+    elif narrow:
+        edge, fix = _too_narrow(reader, field["a"] - 1)
+    elif field["space"] == X.SPACE_GLOBAL and here.cta != other.cta:
         edge, fix = _CTAS
     elif earlier.kind == X.K_IS_MBARRIER:
         edge = f"it is complete with {reader.phase(earlier)}, which nothing waited for before"
@@ -248,16 +285,16 @@ def _race(reader: Reader, code: int, field: dict[str, int], here: Where, other: 
     else:
         edge, fix = _EDGES[earlier.kind]
     what = {X.SPACE_GLOBAL: "global memory", X.SPACE_SHARED: "shared memory"}.get(field["space"], "tensor memory")
-    return _unordered(code, what, now, earlier, edge, fix)
+    return _unordered(code, what, now, earlier, edge, fix, scope=bool(strong or narrow))
 
 
-def _unordered(code: int, what: str, now: Access, earlier: Access, edge: str, fix: str) -> Finding:
+def _unordered(code: int, what: str, now: Access, earlier: Access, edge: str, fix: str, scope: bool = False) -> Finding:
     here, other = now.where, earlier.where
     did = "reads" if code == X.RACE_RW else "writes"
     does = "reads" if code == X.RACE_WR else "writes"
     who = f"{short(other.what) or 'an access'} of {_who(other, here)}"
     message = f"{short(here.what)} {does} {what} that {who} {did}: {edge} this access"
-    return Finding(_race_kind(code, earlier, now), message, here, other, fix)
+    return Finding("scope" if scope else _race_kind(code, earlier, now), message, here, other, fix)
 
 
 def _race_kind(code: int, earlier: Access, now: Access) -> str:
@@ -269,8 +306,9 @@ def _race_kind(code: int, earlier: Access, now: Access) -> str:
 
 
 def _who(other: Where, here: Where) -> str:
-    """The other access's warp, and its CTA where that is another one."""
-    return f"warp {other.warp}" + (f" of CTA {other.cta}" if other.cta != here.cta else "")
+    """The other access's warp, and its CTA and kernel where that is another one."""
+    kernel = f" of kernel {other.kernel}" if other.kernel != here.kernel else ""
+    return f"warp {other.warp}" + (f" of CTA {other.cta}" if kernel or other.cta != here.cta else "") + kernel
 
 
 _FIELDS = {
@@ -294,6 +332,31 @@ _TEXTS: dict[int, tuple[str, Verdict | None, str, str]] = {
         "missing-proxy-fence", Verdict.REVIEW,
         "{here} overwrites through the async proxy what {other} wrote through the generic proxy, with no "
         "fence.proxy.async between: the two writes may land in either order", _PROXY_FIX,
+    ),
+    X.PROXY_GLOBAL: (
+        "missing-proxy-fence", None,
+        "{here} reads through the async proxy what {other} wrote to global memory through the generic proxy in this "
+        "launch: no fence.proxy.async (of global memory) comes between",
+        "fence.proxy.async.global, or fence.proxy.async, by every thread that wrote, after its writes and before what "
+        "hands them on",
+    ),
+    X.MAP_NOT_RELEASED: (
+        "missing-proxy-fence", None,
+        "{here} uses a tensor map that {other} has changed: no fence.proxy.tensormap::generic.release comes between",
+        "tensormap.cp_fenceproxy from shared to global memory, or fence.proxy.tensormap::generic.release.gpu after the "
+        "changes",
+    ),
+    X.MAP_NOT_ACQUIRED: (
+        "missing-proxy-fence", None,
+        "{here} uses a tensor map that {other} has changed: no fence.proxy.tensormap::generic.acquire of its address "
+        "comes between",
+        "fence.proxy.tensormap::generic.acquire.gpu [map], 128 before the copy, in the thread that issues it",
+    ),
+    X.ST_NOT_FENCED: (
+        "tcgen05-order", Verdict.REVIEW,
+        "{here} follows {other} of another warp, which executed no tcgen05.fence::before_thread_sync before what hands "
+        "it on",
+        "tcgen05.wait::st, then tcgen05.fence::before_thread_sync, before the barrier or the arrival",
     ),
     X.UNINITIALISED: (
         "uninitialised", None, "{here} reads {space} memory that nothing has written",

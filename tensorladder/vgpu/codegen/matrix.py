@@ -39,7 +39,7 @@ def ldmatrix(e: Emitter, i: Instr) -> None:
     items = _items(i.operands[0])
     address = e.spill(e.address(i.operands[1]), "<32 x i64>", 0)
     e.call("tl_ldmatrix", address, count, trans, e.scratch_address(1), e.iid, fallible=True)
-    hook(e, "read", SPACE_SHARED, 16, (1 << 8 * count) - 1)
+    hook(e, "read", SPACE_SHARED, 16, (1 << 8 * count) - 1, aligned=True)
     for n, item in enumerate(items):
         e.set(item, e.reload("<32 x i32>", 1 + n), "b32")
 
@@ -62,7 +62,7 @@ def stmatrix(e: Emitter, i: Instr) -> None:
         e.call("tl_stmatrix8", address, count, e.scratch_address(1), e.iid, fallible=True)
     else:
         raise Unsupported(i.text)
-    hook(e, "write", SPACE_SHARED, 16, (1 << 8 * count) - 1)
+    hook(e, "write", SPACE_SHARED, 16, (1 << 8 * count) - 1, aligned=True)
 
 
 @instruction("movmatrix", kind="meet", forms="m8n8.trans.b16")

@@ -77,7 +77,7 @@ def _arrive(e: Emitter, i: Instr) -> None:
     flags = M.ARRIVE_DROP if i.mods[0] == "arrive_drop" else 0
     flags |= M.ARRIVE_NO_COMPLETE if "noComplete" in i.mods else 0
     flags |= M.RELAXED if "relaxed" in i.mods else 0
-    flags |= M.SCOPE_CLUSTER if "cluster" in i.mods else 0
+    flags |= M.SCOPE_CLUSTER if "cluster" in i.mods else M.SCOPE_CTA if "cta" in i.mods else 0
     address = e.spill(e.address(mem), "<32 x i64>", 0)
     count: int | str = 0
     expect: int | str = 0

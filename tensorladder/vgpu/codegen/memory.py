@@ -159,8 +159,11 @@ def st(e: Emitter, i: Instr) -> None:
     hook(e, "write", space, bits // 8 * count)
 
 
-def hook(e: Emitter, what: str, space: int, size: int, lanes: str | int | None = None) -> None:
-    """Where the checked variant sees an access: addresses (host) in scratch 0, lanes, bytes a lane, instruction."""
+def hook(e: Emitter, what: str, space: int, size: int, lanes: str | int | None = None, aligned: bool = False) -> None:
+    """Where the checked variant sees an access: addresses (host) in scratch 0, lanes, bytes a lane, instruction.
+
+    aligned: the instruction is one of the whole warp's.
+    """
     if not e.checked or space == SPACE_LOCAL:
         return
     code = {"read": H.ACCESS_READ, "write": H.ACCESS_WRITE, "atomic": H.ACCESS_ATOMIC}[what]
@@ -171,7 +174,11 @@ def hook(e: Emitter, what: str, space: int, size: int, lanes: str | int | None =
         code |= H.ACCESS_ACQUIRE
     if _RELEASES.intersection(mods):
         code |= H.ACCESS_RELEASE
-    e.call("tl_hook_access", code | (space & 3) << 8, e.scratch_address(0), lanes or e.active(), size, e.iid)
+    if aligned:
+        code |= H.ACCESS_ALIGNED
+    scope = H.SCOPE_CTA if "cta" in mods else H.SCOPE_CLUSTER if "cluster" in mods else H.SCOPE_GPU
+    code |= (space & 3) << H.ACCESS_SPACE | scope << H.ACCESS_SCOPE
+    e.call("tl_hook_access", code, e.scratch_address(0), lanes or e.active(), size, e.iid)
 
 
 _STRONG = {"volatile", "relaxed", "acquire", "release", "acq_rel", "mmio"}

@@ -96,6 +96,7 @@ _PROXIES = ("alias", "async", "tensormap::generic", "async::generic")
 _PROXY_SPACES = ("global", "shared::cta", "shared::cluster")
 #: what the hook of a fence says: kind | semantics << 4 | scope << 8 | space << 12 (0: none, else 1 + place)
 FENCE_MEMORY, FENCE_MBARRIER_INIT, FENCE_PROXY = 0, 1, 2  # a proxy fence's kind: FENCE_PROXY + place in _PROXIES
+FENCE_ASYNC, FENCE_TENSOR_MAP = (FENCE_PROXY + _PROXIES.index(p) for p in ("async", "tensormap::generic"))
 #: tcgen05: wait::ld, wait::st, fence::before_thread_sync, fence::after_thread_sync in the bits of the semantics
 FENCE_TCGEN05 = 8
 FENCE_WGMMA = 9
@@ -128,7 +129,10 @@ def fence(e: Emitter, i: Instr) -> None:
         what = (
             kind | _place(semantics, _SEMANTICS) << 4 | _place(scope, SCOPES) << 8 | _place(space, _PROXY_SPACES) << 12
         )
-        e.call("tl_hook_fence", what, e.active(), i.index)
+        address: str | int = 0
+        if kind == FENCE_TENSOR_MAP and i.operands:  # an acquire names the map
+            address = e.spill(e.address(i.operands[0]), "<32 x i64>", 0)
+        e.call("tl_hook_fence", what, address, e.active(), i.index)
 
 
 @instruction("membar", results=0, forms=".cta, .gl, .sys, .proxy.alias")
@@ -140,7 +144,7 @@ def membar(e: Emitter, i: Instr) -> None:
     if e.checked:
         kind = FENCE_PROXY if proxy else FENCE_MEMORY
         scope = {"": 0, "cta": 1, "gl": 3, "sys": 4}[level]
-        e.call("tl_hook_fence", kind | 1 << 4 | scope << 8, e.active(), i.index)
+        e.call("tl_hook_fence", kind | 1 << 4 | scope << 8, 0, e.active(), i.index)
 
 
 # ---------------------------------------------------------------- time, registers, debugging

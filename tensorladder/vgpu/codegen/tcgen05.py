@@ -177,14 +177,14 @@ def _wait_ld(e: Emitter, i: Instr) -> None:
     """A load delivers at once: nothing to wait for."""
     pick(i, ("wait::ld",), *_SYNC)
     if e.checked:
-        e.call("tl_hook_fence", FENCE_TCGEN05, e.active(), e.iid)
+        e.call("tl_hook_fence", FENCE_TCGEN05, 0, e.active(), e.iid)
 
 
 def _wait_st(e: Emitter, i: Instr):
     pick(i, ("wait::st",), *_SYNC)
     go = e.call("tl_tmem_wait_st", e.active(), e.iid, fallible=True)
     if e.checked:
-        e.call("tl_hook_fence", FENCE_TCGEN05 | 1 << 4, e.active(), e.iid)
+        e.call("tl_hook_fence", FENCE_TCGEN05 | 1 << 4, 0, e.active(), e.iid)
     return e.op(f"icmp ne i64 {go}, 0"), True
 
 
@@ -192,7 +192,7 @@ def _fence(e: Emitter, i: Instr) -> None:
     """Orders other threads' tcgen05 operations; the machine's threads see memory as it is."""
     (side,) = pick(i, ("fence::before_thread_sync", "fence::after_thread_sync"))
     if e.checked:
-        e.call("tl_hook_fence", FENCE_TCGEN05 | (2 if "before" in side else 3) << 4, e.active(), e.iid)
+        e.call("tl_hook_fence", FENCE_TCGEN05 | (2 if "before" in side else 3) << 4, 0, e.active(), e.iid)
 
 
 def _commit(e: Emitter, i: Instr) -> None:

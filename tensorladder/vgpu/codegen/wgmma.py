@@ -139,7 +139,7 @@ def wgmma(e: Emitter, i: Instr):
     if i.mods[1:] != ("sync", "aligned"):
         raise Unsupported(i.text)
     if what == "fence":  # registers are read and written in order anyway
-        return e.call("tl_hook_fence", FENCE_WGMMA, e.active(), e.iid) if e.checked else None
+        return e.call("tl_hook_fence", FENCE_WGMMA, 0, e.active(), e.iid) if e.checked else None
     if what == "commit_group":
         return e.call("tl_wgmma_commit", e.iid)
     if what != "wait_group":
@@ -151,7 +151,7 @@ def wgmma(e: Emitter, i: Instr):
 def watch(e: Emitter, i: Instr) -> None:
     """In the checked variant: accesses of registers that an operation may be using, and what wants a wgmma.fence."""
     if i.index in e.changed:
-        e.once("wgmma registers changed", lambda: e.call("tl_hook_fence", FENCE_WGMMA | 1 << 4, e.active(), e.iid))
+        e.once("wgmma registers changed", lambda: e.call("tl_hook_fence", FENCE_WGMMA | 1 << 4, 0, e.active(), e.iid))
     for write, regs in enumerate(e.watched.get(i.index, ())):
         regs = [r for r in regs if r in e.slots]
         if regs:

@@ -190,7 +190,7 @@ def _load(e: Emitter, space: int, base: str, pitch: str, register: Places, ty: s
     for n, element in enumerate(register[:: step // bits]):
         address = _address(e, base, pitch, element, bits // 8)
         e.call("tl_ld", space, address, e.active(), e.scratch_address(1), step // 8, 1, step // 8, e.iid, fallible=True)
-        hook(e, "read", space, step // 8)
+        hook(e, "read", space, step // 8, aligned=True)
         part = e.reload(f"<32 x i{step}>", 1)
         if step != whole:
             part = e.op(f"zext <32 x i{step}> {part} to <32 x i{whole}>")
@@ -212,7 +212,7 @@ def _store(e: Emitter, space: int, base: str, pitch: str, register: Places, ty: 
         e.spill(part, f"<32 x i{step}>", 1)
         address = _address(e, base, pitch, element, bits // 8)
         e.call("tl_st", space, address, e.active(), e.scratch_address(1), step // 8, 1, e.iid, fallible=True)
-        hook(e, "write", space, step // 8)
+        hook(e, "write", space, step // 8, aligned=True)
 
 
 def _items(i: Instr, operand: object, count: int) -> tuple:

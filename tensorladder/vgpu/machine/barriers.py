@@ -15,6 +15,7 @@ from tensorladder.vgpu.machine.hooks import (
     CHECK_CLUSTER_ARRIVE,
     CHECK_CLUSTER_WAIT,
     CHECK_FENCE,
+    CHECK_WARP_SYNC,
     EVENT_ARRIVE,
     EVENT_FENCE,
     EVENT_WAIT,
@@ -264,6 +265,7 @@ def tl_warp_sync(w, masks, lanes, iid):
     record(w, EVENT_ARRIVE, 1 << 16, ld32(masks + 4 * trailing_zeros(lanes)), lanes, iid)
     arrive_at(w, lanes)
     if together:
+        observe(w, CHECK_WARP_SYNC, ld32(masks + 4 * trailing_zeros(lanes)), 0, 0, lanes, iid)
         return 1
     for lane in range(L.LANES):
         if (lanes >> lane) & 1:
@@ -356,9 +358,9 @@ def tl_sleep(w, durations, lanes, iid):
 
 
 @export
-def tl_hook_fence(w, what, lanes, iid):
-    """A fence, as codegen.sync numbers it."""
+def tl_hook_fence(w, what, addresses, lanes, iid):
+    """A fence, as codegen.sync numbers it; addresses: of the tensor map that it names, by lane, or 0."""
     record(w, EVENT_FENCE, what, 0, lanes, iid)
     if lanes != 0:
-        observe(w, CHECK_FENCE, what, 0, 0, lanes, iid)
+        observe(w, CHECK_FENCE, what, addresses, 0, lanes, iid)
     return 0

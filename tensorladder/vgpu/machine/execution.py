@@ -72,6 +72,7 @@ class Run:
         self.device, self.launch, self.compiled = device, launch, compiled
         self.ordered = together or compiled.low.ordered
         self.units: list[Unit] = []
+        self.before: Run | None = None
         self.keep: list = []
         device._launches += 1
         self.words = w = Words(L.L_BYTES)
@@ -179,6 +180,7 @@ class Run:
 
     def follow(self, before: Run) -> None:
         """Make this a dependent of the launch before it in the stream."""
+        self.before = before
         self.words[L.L_DEPENDS] = before.words.address
         before.words[L.L_FOLLOWED] = 1
 

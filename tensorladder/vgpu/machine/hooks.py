@@ -14,10 +14,10 @@ from tensorladder.vgpu.machine.raw import call_hook, fetch_add, ld64, st64
 EVENT_READ, EVENT_WRITE, EVENT_ATOMIC, EVENT_ARRIVE, EVENT_ISSUE, EVENT_EFFECT, EVENT_WAIT, EVENT_FENCE = range(8)
 
 #: what the checker is told, with its three numbers (host: a host address; op: an operation, filled in)
-(CHECK_ACCESS,  # addresses of the lanes (host), bytes a lane, kind of access | space << 8 (codegen.memory.hook)
+(CHECK_ACCESS,  # addresses of the lanes (host), bytes a lane, kind of access | space << 8 | scope << 10 (memory.hook)
  CHECK_START,  # a CTA (the subject) starts
  CHECK_END,  # a CTA (the subject) ends
- CHECK_FENCE,  # what (codegen.sync)
+ CHECK_FENCE,  # what (codegen.sync), addresses of the lanes where it names a tensor map
  CHECK_BAR,  # barrier, operation, thread count
  CHECK_BAR_DONE,  # of a CTA (the subject): barrier
  CHECK_CLUSTER_ARRIVE,  # generation, relaxed
@@ -47,10 +47,15 @@ EVENT_READ, EVENT_WRITE, EVENT_ATOMIC, EVENT_ARRIVE, EVENT_ISSUE, EVENT_EFFECT, 
  CHECK_ABSENT,  # lanes that ended, what they went on with: lanes wait for them at this instruction
  CHECK_MEMBERS,  # two member masks, lanes with the second one: they differ at one collective
  CHECK_APART,  # other instruction: lanes of a warp are at one barrier by two instructions
- ) = range(33)  # fmt: skip
-#: kinds of a CHECK_ACCESS, low four bits; strong: .volatile, .relaxed and stronger, atomics
+ CHECK_WARP_SYNC,  # mask: a bar.warp.sync of these lanes is complete
+ CHECK_GRID_WAIT,  # griddepcontrol.wait
+ ) = range(35)  # fmt: skip
+#: kinds of a CHECK_ACCESS, low four bits; strong: .volatile, .relaxed and stronger, atomics; aligned: the whole warp's
 ACCESS_READ, ACCESS_WRITE, ACCESS_ATOMIC = 0, 1, 2
-ACCESS_STRONG, ACCESS_ACQUIRE, ACCESS_RELEASE = 16, 32, 64
+ACCESS_STRONG, ACCESS_ACQUIRE, ACCESS_RELEASE, ACCESS_ALIGNED = 16, 32, 64, 128
+#: the scope of a strong access: all of the GPU's threads (.gpu, .sys), the CTA's, the cluster's
+ACCESS_SPACE, ACCESS_SCOPE = 8, 10
+SCOPE_GPU, SCOPE_CTA, SCOPE_CLUSTER = range(3)
 
 
 @helper
@@ -93,7 +98,7 @@ def record(w, what, a, b, lanes, iid):
 
 @export
 def tl_hook_access(w, what, addresses, lanes, size, iid):
-    """An access of a lane group: host addresses (resolved); what: ACCESS_* | space << 8. Events keep the first one."""
+    """An access of a lane group: host addresses (resolved); what: as for CHECK_ACCESS. Events keep the first one."""
     if lanes == 0:
         return 0
     if ld64(ld64(w + L.W_LAUNCH) + L.L_CHECK) != 0:
@@ -101,7 +106,7 @@ def tl_hook_access(w, what, addresses, lanes, size, iid):
     lane = 0
     while lane < L.LANES - 1 and (lanes >> lane) & 1 == 0:
         lane += 1
-    record(w, what & 15, ld64(addresses + 8 * lane), size | ((what >> 8) << 32), lanes, iid)
+    record(w, what & 15, ld64(addresses + 8 * lane), size | ((what >> ACCESS_SPACE & 3) << 32), lanes, iid)
     return 0
 
 

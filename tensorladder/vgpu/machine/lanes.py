@@ -6,7 +6,7 @@ A lane has a PC (a block number), and may be blocked (`W_WAIT`). A group is the 
 from __future__ import annotations
 
 from tensorladder.vgpu.machine import layout as L
-from tensorladder.vgpu.machine.hooks import CHECK_ABSENT, CHECK_MEMBERS, observe
+from tensorladder.vgpu.machine.hooks import CHECK_ABSENT, CHECK_MEMBERS, CHECK_WARP_SYNC, observe
 from tensorladder.vgpu.machine.native import export, helper
 from tensorladder.vgpu.machine.raw import compare_swap, ld32, ld64, lds32, st64, trailing_zeros
 from tensorladder.vgpu.machine.vectors import (
@@ -84,6 +84,7 @@ def settle_warp_syncs(w):
         here = waiting & lanes_equal64(w + L.W_WAIT_A, mask)
         left &= ~here
         if mask & live & ~here == 0:
+            observe(w, CHECK_WARP_SYNC, mask, 0, 0, here, ld64(w + L.W_IID))
             wake(w, here)
 
 

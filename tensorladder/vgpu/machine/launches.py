@@ -5,7 +5,7 @@ from __future__ import annotations
 from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.machine.effects import begin, submit
 from tensorladder.vgpu.machine.grids import RESPONSE_BYTES, all_ended, cluster_ctas, trigger
-from tensorladder.vgpu.machine.hooks import CHECK_ISSUE, EVENT_ISSUE, observe, record
+from tensorladder.vgpu.machine.hooks import CHECK_GRID_WAIT, CHECK_ISSUE, EVENT_ISSUE, observe, record
 from tensorladder.vgpu.machine.lanes import block, fail
 from tensorladder.vgpu.machine.layout import SPACE_GENERIC, SPACE_SHARED
 from tensorladder.vgpu.machine.mbarrier import mbarrier_at, shared_at
@@ -96,6 +96,8 @@ def tl_grid_wait(w, lanes, iid):
     speaks of all prerequisite grids in flight.
     """
     launch = ld64(w + L.W_LAUNCH)
+    if lanes != 0:
+        observe(w, CHECK_GRID_WAIT, 0, 0, 0, lanes, iid)
     if lanes == 0 or all_ended(launch):
         return 1
     block(w, lanes, L.WAIT_GRID, launch, 0, iid)

@@ -40,7 +40,7 @@ ARRIVE_EXPECT_TX, ARRIVE_DROP, ARRIVE_NO_COMPLETE = 1, 2, 4
 #: flags of tl_mbar_wait
 WAIT_BLOCKS, WAIT_BY_STATE = 1, 2
 #: flags of both that only the hazard checker looks at
-RELAXED, SCOPE_CLUSTER = 16, 32
+RELAXED, SCOPE_CLUSTER, SCOPE_CTA = 16, 32, 64
 
 
 @helper
