@@ -56,10 +56,11 @@ def exec_script(
     except TensorladderError:
         raise
     except ModuleNotFoundError as error:
-        if error.name not in EXTRAS:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRAS:
             _print_from_the_script(error, script)
             return 1
-        raise MissingExtra(error.name, EXTRAS[error.name]) from error
+        raise MissingExtra(package, EXTRAS[package]) from error
     except Exception as error:
         _print_from_the_script(error, script)
         return 1

@@ -39,6 +39,22 @@ def compile_cuda(
     nvidia-cuda-cccl are found by themselves.
     UsageError with the first error line where the source does not compile.
     """
+    return compile_named(source, arch, options, name, headers)[0]
+
+
+def compile_named(
+    source: str,
+    arch: str,
+    options: Sequence[str] = (),
+    name: str = "kernel.cu",
+    headers: Mapping[str, str] | None = None,
+    expressions: Sequence[str] = (),
+) -> tuple[Module, dict[str, str]]:
+    """`compile_cuda`, and the names in the PTX of `expressions` ("scale<float>", "kernels::copy"), which it
+    instantiates (NVRTC, "Accessing Lowered Names").
+
+    UsageError, too, for an expression that names nothing.
+    """
     arch = find(arch).name
     nvrtc = _library()
     program = ctypes.c_void_p()
@@ -47,6 +63,8 @@ def compile_cuda(
     made = nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), name.encode(), len(given), texts, names)
     _check(nvrtc, made, arch)
     try:
+        for expression in expressions:
+            _check(nvrtc, nvrtc.nvrtcAddNameExpression(program, expression.encode()), f"the name {expression!r}")
         words = [f"-arch={arch}", "-lineinfo", *options, *(f"-I{folder}" for folder in header_folders())]
         code = nvrtc.nvrtcCompileProgram(program, len(words), _strings(words))
         if code:
@@ -54,9 +72,18 @@ def compile_cuda(
             raise UsageError(_first_error(log, name) or f"{name}: NVRTC: {_message(nvrtc, code)}{_tail(log)}")
         ptx = _text(nvrtc, program, "PTX")
         cubin = _bytes(nvrtc, program, "CUBIN")
+        lowered = {expression: _lowered(nvrtc, program, expression) for expression in expressions}
     finally:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
-    return Module(ptx, arch, cubin or None, name)
+    return Module(ptx, arch, cubin or None, name), lowered
+
+
+def _lowered(nvrtc: ctypes.CDLL, program: ctypes.c_void_p, expression: str) -> str:
+    found = ctypes.c_char_p()
+    code = nvrtc.nvrtcGetLoweredName(program, expression.encode(), ctypes.byref(found))
+    _check(nvrtc, code, f"the name {expression!r}")
+    assert found.value is not None
+    return found.value.decode()
 
 
 def _strings(texts: Collection[str]) -> Any:

@@ -29,4 +29,7 @@ def hooks() -> list[Any]:
         from tensorladder.frontends.triton_script import triton_hook
 
         found.append(triton_hook)
-    return found
+    from tensorladder.frontends.cudacore_script import cudacore_hook
+    from tensorladder.frontends.cupy_script import cupy_hook
+
+    return [*found, cudacore_hook, cupy_hook]

@@ -98,7 +98,7 @@ def _nothing(*_: Any) -> None:
     pass
 
 
-class _Events:
+class Events:
     """Events are handles to points on the wall clock."""
 
     def __init__(self, session: Session):
@@ -166,7 +166,7 @@ class _Host:
 
     session: Session
     memory: Memory
-    events: _Events
+    events: Events
     modules: Modules
     graphs: _Graphs
 
@@ -350,7 +350,7 @@ def driver_facade(session: Session) -> Iterator[None]:
         yield
         return
     modules = Modules(session)
-    host = _Host(session, Memory(session), _Events(session), modules, _Graphs(session))
+    host = _Host(session, Memory(session), Events(session), modules, _Graphs(session))
     tables = (
         (driver, "cu", driver.CUresult.CUDA_SUCCESS, _driver(driver, host)),
         (runtime, "cuda", runtime.cudaError_t.cudaSuccess, _runtime(runtime, host)),

@@ -9,7 +9,7 @@ _GAPS = (
     (r"Torch not compiled with CUDA enabled", "a part of torch.cuda that is not stood in for"),
     (
         r"Found no NVIDIA driver|NVIDIA driver library|libcuda\.so|CUDA_ERROR_NO_DEVICE",
-        "native code that calls the driver past its Python interface (as cuda.core and CuPy do)",
+        "native code that calls the driver past its Python interface (as numba-cuda and PyCUDA do)",
     ),
     (r"out of memory|can't allocate memory", "more memory than there is here"),
     (r"from the 'CUDA' backend", "an operator that torch has for CUDA alone"),

@@ -140,7 +140,7 @@ class Modules:
         """cuLaunchKernel: grid and block (three numbers each), dynamic shared memory, stream, parameters, extra."""
         sizes, smem = [int(n) for n in rest[:6]], int(rest[6])
         attributes = {"cooperative": True} if cooperative else {}
-        self._launch(function, sizes, smem, (1, 1, 1), attributes, rest[8], rest[9] if len(rest) > 9 else None)
+        self.start(function, sizes, smem, (1, 1, 1), attributes, rest[8], rest[9] if len(rest) > 9 else None)
 
     def launch_ex(self, config: Any, function: Any, params: Any, extra: Any = None) -> None:
         """cuLaunchKernelEx."""
@@ -159,10 +159,11 @@ class Modules:
                 attributes |= {_FLAGS[name]: True} if value else {}
             elif name.removeprefix("CU_LAUNCH_ATTRIBUTE_") not in _HINTS:
                 self._session.refuse(f"launch attribute {name}")
-        self._launch(function, sizes, int(config.sharedMemBytes), cluster, attributes, params, extra)
+        self.start(function, sizes, int(config.sharedMemBytes), cluster, attributes, params, extra)
 
-    def _launch(self, function: Any, sizes: Sequence[int], smem: int, cluster: tuple[int, int, int],
-                attributes: dict[str, bool], params: Any, extra: Any) -> None:  # fmt: skip
+    def start(self, function: Any, sizes: Sequence[int], smem: int, cluster: tuple[int, int, int],
+              attributes: dict[str, bool], params: Any, extra: Any = None) -> None:  # fmt: skip
+        """Launch a function: grid and block in `sizes`; params as cuda.bindings takes them, or bytes for each."""
         found = self._find(function, _Function)
         if extra is not None and not (isinstance(extra, int) and extra == 0):
             self._session.refuse("cuLaunchKernel's extra")
@@ -217,6 +218,8 @@ def _packed(params: Sequence[Any], given: Any, kernel: str) -> bytes:
 
 
 def _pieces(params: Sequence[Any], given: Any, kernel: str) -> list[bytes]:
+    if isinstance(given, list) and all(isinstance(piece, bytes) for piece in given):
+        return given
     if isinstance(given, tuple | list):
         values, kinds = given
         return [_typed(value, kind) for value, kind in zip(values, kinds)]
