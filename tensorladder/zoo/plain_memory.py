@@ -24,14 +24,12 @@ CASES = [
         name="memory-shared-uninitialised",
         wrong="half of the buffer was never written, and its words go to global memory",
         kind="uninitialised",
-        verdict="review",
     ),
     Case(
         name="memory-ragged-copy",
         wrong="the copy brings 48 of 64 words, and all are added up",
         kind="uninitialised",
         language="cuda",
-        verdict="review",
     ),
 ]
 

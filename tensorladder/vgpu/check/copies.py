@@ -19,6 +19,7 @@ from tensorladder.vgpu.check.clocks import (
 )
 from tensorladder.vgpu.check.maps import use_map
 from tensorladder.vgpu.check.shadow import shared_place, touch_global, touch_shared
+from tensorladder.vgpu.check.values import any_undefined, box_undefined, store_undefined
 from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.machine.copies import FLAG_MASK_SHIFT, FLAG_MULTICAST, FLAG_PAIR
 from tensorladder.vgpu.machine.native import helper
@@ -346,11 +347,17 @@ def on_store(x, w, op, n, lane, iid):
         m = usable_map(op, REDUCE if reduces else STORE)
         if m != 0:
             use_map(x, n, lane, m, v, p, site)
+            st64(x + X.X_UNDEFINED, 0)
             shared_box(x, n, lane, src >> 32, lo, m, 0, v, p, reads, site)
+            if ld64(x + X.X_UNDEFINED) | ld64(x + X.X_TAINTED) and box_undefined(x, op, m, src >> 32, lo):
+                store_undefined(x, n, lane, iid)
             global_box(x, op, m, n, lane, 1, v, p, writes, site)
         return
     size = ld64(op + L.A_SIZE)
+    st64(x + X.X_UNDEFINED, 0)
     touch_shared(x, n, 1 << lane, src >> 32, lo, lo + size, 0, v, p, reads, site)
+    if ld64(x + X.X_UNDEFINED) | ld64(x + X.X_TAINTED) and any_undefined(x, src >> 32, lo, lo + size):
+        store_undefined(x, n, lane, iid)
     touch_global(x, n, 1 << lane, ld64(op + L.A_DST), size, 1, v, p, writes, site)
 
 

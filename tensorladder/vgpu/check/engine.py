@@ -122,13 +122,16 @@ class Watch:
         place = np.arange(unit.slots)
         table[:, X.Y_CELLS // 8] = cells_of + cells * place
         table[:, X.Y_BARRIER_MAP // 8] = maps + map_bytes * place
-        memories: dict[int, int] = {}
+        undefined = self._take(window * unit.slots)
+        table[:, X.Y_UNDEFINED // 8] = undefined + window * place
+        memories: dict[int, tuple[int, int]] = {}
         for slot in place:
             memory = unit.ctas[int(slot) * L.C_BYTES + L.C_TMEM]
             if memory:
                 if memory not in memories:
-                    memories[memory] = self._take(X.CELL * X.TMEM_CELLS + X.R_BYTES)
-                table[slot, X.Y_TMEM // 8] = memories[memory]
+                    cells = self._take(X.CELL * X.TMEM_CELLS + X.R_BYTES)
+                    memories[memory] = cells, self._take(L.TMEM_LANES * L.TMEM_ROW)
+                table[slot, X.Y_TMEM // 8], table[slot, X.Y_TMEM_UNDEFINED // 8] = memories[memory]
 
     def _ranges(self, run: Run) -> None:
         ranges = sorted(run.device.memory.ranges, key=lambda r: r.start)

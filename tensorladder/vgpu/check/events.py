@@ -55,6 +55,7 @@ from tensorladder.vgpu.check.tensor import (
     on_tensor_load,
     on_tensor_store,
 )
+from tensorladder.vgpu.check.values import matters, on_origin, on_shadow_load, on_shadow_store, on_shadow_tensor
 from tensorladder.vgpu.machine import hooks as H
 from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.machine.mbarrier import COUNT_MASK, tx_of
@@ -104,6 +105,8 @@ def on_start(x, c):
     window = ld64(x + X.X_WINDOW)
     fill_bytes(ld64(y + X.Y_CELLS), 0, X.CELL * ((window + 15) >> 4))
     reset_arena(y + X.Y_ARENA)
+    if ld64(x + X.X_TAINTED) != 0:
+        fill_bytes(ld64(y + X.Y_UNDEFINED), 0, window)
     st64(y + X.Y_GENERATION, -1)
     forget_visits(x, slot)
     warps = ld64(x + X.X_WARPS)
@@ -123,6 +126,7 @@ def on_start(x, c):
         for field in range(X.Z_DIRTY, X.Z_WGMMA_SEQ, 8):
             st64(z + field, 0)
         st64(z + X.Z_INIT_FENCE, 0)
+        st64(z + X.Z_ORIGIN, 0)
         st64(z + X.Z_CHANGED, 0)
         for field in range(X.Z_PENDING, X.Z_BYTES, 8):
             st64(z + field, 0)
@@ -252,6 +256,22 @@ def on_collective(x, n, what, a, b, lanes, iid):
         found(x, X.BARRIER_APART, site_of(n, iid), 0, site_of(n, a), 0, b, 0)
 
 
+# ---------------------------------------------------------------- undefined values
+@helper
+def on_value(x, w, n, what, a, b, c, lanes, iid):
+    """CHECK_UNDEFINED and what follows it."""
+    if what == H.CHECK_UNDEFINED:
+        matters(x, n, X.UNDEFINED_STORED + a, lanes, iid)
+    elif what == H.CHECK_ORIGIN:
+        on_origin(x, n, iid)
+    elif what == H.CHECK_SHADOW_LD:
+        on_shadow_load(x, n, a, b, c, lanes, iid)
+    elif what == H.CHECK_SHADOW_ST:
+        on_shadow_store(x, n, a, b, c, lanes, iid)
+    else:
+        on_shadow_tensor(x, w, n, a, b, c, lanes, iid, 1 if what == H.CHECK_SHADOW_TMEM_ST else 0)
+
+
 # ---------------------------------------------------------------- dispatch
 @helper
 def on_issue(x, w, op, n, lanes, iid):
@@ -330,7 +350,9 @@ def tl_check(subject, what, a, b, c, lanes, iid):
         return 0
     n = number_of(x, w)
     if what == H.CHECK_ACCESS:
+        st64(x + X.X_UNDEFINED, 0)
         on_access(x, n, a, b, c, lanes, iid)
+        st64(w + L.W_UNDEFINED, ld64(x + X.X_UNDEFINED) | ld64(x + X.X_TAINTED))
     elif what == H.CHECK_ISSUE:
         on_issue(x, w, a, n, lanes, iid)
     elif what == H.CHECK_WGMMA:
@@ -354,7 +376,9 @@ def tl_check(subject, what, a, b, c, lanes, iid):
     elif what == H.CHECK_WGMMA_SETTLE:
         on_settle(x, n, a, b)
     elif what == H.CHECK_TMEM_LD:
+        st64(x + X.X_UNDEFINED, 0)
         on_tensor_load(x, w, n, a, b, c, iid)
+        st64(w + L.W_UNDEFINED, ld64(x + X.X_UNDEFINED) | ld64(x + X.X_TMEM_TAINTED))
     elif what == H.CHECK_TMEM_ST:
         on_tensor_store(x, w, n, a, b, c, iid)
     elif what == H.CHECK_TMEM_ALLOC:
@@ -370,6 +394,8 @@ def tl_check(subject, what, a, b, c, lanes, iid):
         on_map(x, n, a, b, c, lanes, iid)
     elif what == H.CHECK_ABSENT or what == H.CHECK_MEMBERS or what == H.CHECK_APART:
         on_collective(x, n, what, a, b, lanes, iid)
+    elif what >= H.CHECK_UNDEFINED:
+        on_value(x, w, n, what, a, b, c, lanes, iid)
     else:
         on_barrier(x, w, n, what, a, b, c, lanes, iid)
     return 0

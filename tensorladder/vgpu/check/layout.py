@@ -76,7 +76,13 @@ X_SYNC_FIRST = 448  # the table's first row
 X_FENCES = 456  # rings of proxy fences (fences.py): FENCED_*
 X_GRID = 464  # component of "the launch before is over", 0: the launch depends on none
 X_VISITS = 480  # (clock, instruction) i32 by slot and warp of its cluster: its last access of the slot's window
-X_BYTES = 512
+X_MARKS_A = 512  # rows of A that are undefined: whether any, then 256 bits (values.py), for two CTAs of a pair
+X_MARKS_B = X_MARKS_A + 80  # columns of B, the same
+MARKS = 40
+X_UNDEFINED = X_MARKS_B + 80  # the reads since it was cleared met memory that nothing wrote
+X_TAINTED = X_UNDEFINED + 8  # undefined values were stored to shared memory
+X_TMEM_TAINTED = X_TAINTED + 8  # and to tensor memory
+X_BYTES = 704
 
 FINDINGS = 1024
 ADVICE_ROWS = 1 << 16
@@ -96,6 +102,8 @@ Y_TMEM = 88  # shadow of its SM's tensor memory
 Y_WAITING = 96  # i64 x 16: warps that wait at a named barrier
 Y_GENERATION = 224  # of the cluster's barrier, in the slot of its first CTA: the newest that was arrived at
 Y_CTA = 232
+Y_UNDEFINED = 240  # a byte for each of the window: what was stored there is undefined
+Y_TMEM_UNDEFINED = 248  # tensor memory (behind its T_DATA) of ones for undefined bits
 Y_BYTES = 256
 
 # ---------------------------------------------------------------- arena of blocks
@@ -119,6 +127,7 @@ Z_WGMMA_SEQ = 72  # number of the last wgmma that it issued, plus 1
 Z_WGMMA_BASE = 96  # wgmma of the CTAs that ran there before (first warp of the group)
 Z_BEFORE = 56  # instruction + 1 of a tcgen05.ld or .st since its last tcgen05.fence::before_thread_sync
 Z_CHANGED = 112  # instruction + 1 that changed registers of wgmma last
+Z_ORIGIN = 120  # 1 + site of what gave it an undefined value last
 Z_STORE = 104  # what its last bulk store was
 Z_INIT_FENCE = 80  # clock of its last fence that makes mbarrier.init visible to the async proxy or the cluster
 Z_WAITED = 88  # instruction of its last wait on an mbarrier
@@ -209,7 +218,8 @@ F_BYTES = 128
  WGMMA_NO_FENCE, TMEM_FREED, TWICE_FREED, SHADOW_FULL, BARRIER_REINIT,
  ARRIVALS_LEFT, NOT_COMMITTED,
  LATE_ARRIVAL, SPLIT_ARRIVAL, LANES_ABSENT, MASKS_DIFFER, BARRIER_APART, SETMAXNREG_PART,
- LANES_ELSEWHERE, PHASE_SKIPPED) = range(1, 35)  # fmt: skip
+ LANES_ELSEWHERE, PHASE_SKIPPED, UNDEFINED_STORED, UNDEFINED_ADDRESS, UNDEFINED_BRANCH, UNDEFINED_OPERAND,
+ UNDEFINED_COPIED) = range(1, 40)  # fmt: skip
 (MAP_NOT_RELEASED, MAP_NOT_ACQUIRED, PROXY_GLOBAL, ST_NOT_FENCED) = range(64, 68)
 
 # ---------------------------------------------------------------- addresses that synchronise

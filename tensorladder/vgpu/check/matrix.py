@@ -16,11 +16,12 @@ from tensorladder.vgpu.check.clocks import (
     visible,
 )
 from tensorladder.vgpu.check.shadow import at_place, found, part, read_cell
+from tensorladder.vgpu.check.values import clear_marks, mark, mark_chunk, product_of_registers, registers_undefined
 from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.machine import operands as T
 from tensorladder.vgpu.machine import wgmma as G
 from tensorladder.vgpu.machine.native import helper
-from tensorladder.vgpu.machine.raw import ld32, ld64, st32, st64
+from tensorladder.vgpu.machine.raw import ld32, ld64, st32, st64, trailing_zeros
 from tensorladder.vgpu.machine.wgmma import FORM_A, FORM_B, FORM_K, FORM_MN_A, FORM_MN_B, FORM_N, FORM_REGISTERS
 
 
@@ -37,15 +38,25 @@ def chunk(x, arena, cells, at, size, v, p, epoch, site):
 
 
 @helper
-def read_tile(x, n, lanes, slot, start, lbo, sbo, swizzle, mn_major, rows, ty, k, base_offset, v, p, epoch, site):
-    """The chunks of a tile (machine.operands.load_tile) are read."""
+def see_chunk(x, y, marks, at, size, row, per):
+    """Mark the rows of a chunk that has undefined bytes."""
+    st64(x + X.X_UNDEFINED, 0)
+    if at >= 0 and at + 16 <= size:
+        mark_chunk(x, y, marks, at, row, per)
+
+
+@helper
+def read_tile(x, n, lanes, slot, start, lbo, sbo, swizzle, mn_major, rows, ty, k, base, v, p, epoch, site, marks):
+    """The chunks of a tile (machine.operands.load_tile) are read; marks: of rows that are undefined (values.py)."""
     y = ld64(x + X.X_Y) + slot * X.Y_BYTES
     cells = ld64(y + X.Y_CELLS)
     arena = y + X.Y_ARENA
     size = ld64(x + X.X_WINDOW)
     per = T.chunk_elements(ty)
-    phase = base_offset << 7
+    phase = base << 7
     width = T.span_bytes(swizzle)
+    st64(x + X.X_UNDEFINED, 0)
+    tainted = ld64(x + X.X_TAINTED)
     at_place(x, n, lanes, X.SPACE_SHARED, slot, start, start + 16)
     if mn_major == 0:
         for r in range(rows):
@@ -55,6 +66,8 @@ def read_tile(x, n, lanes, slot, start, lbo, sbo, swizzle, mn_major, rows, ty, k
                 else:
                     at = T.swizzled(start + (r >> 3) * sbo + (r & 7) * width + c * 16, swizzle, phase)
                 chunk(x, arena, cells, at, size, v, p, epoch, site)
+                if ld64(x + X.X_UNDEFINED) | tainted:
+                    see_chunk(x, y, marks, at, size, r, 0)
         return
     group = 4 if swizzle == T.SW_128_ATOM32 else 8
     for i in range(k):
@@ -65,16 +78,18 @@ def read_tile(x, n, lanes, slot, start, lbo, sbo, swizzle, mn_major, rows, ty, k
                 at = start + c * 16 % width + c * 16 // width * lbo + (i % group) * width + (i // group) * sbo
                 at = T.swizzled(at, swizzle, phase)
             chunk(x, arena, cells, at, size, v, p, epoch, site)
+            if ld64(x + X.X_UNDEFINED) | tainted:
+                see_chunk(x, y, marks, at, size, c * per, per)
 
 
 @helper
-def read_descriptor(x, n, lanes, slot, desc, swizzle, mn_major, rows, ty, k, v, p, epoch, site):
+def read_descriptor(x, n, lanes, slot, desc, swizzle, mn_major, rows, ty, k, v, p, epoch, site, marks):
     """The tile that a matrix descriptor names is read."""
     start = (desc & 0x3FFF) << 4
     lbo = ((desc >> 16) & 0x3FFF) << 4
     sbo = ((desc >> 32) & 0x3FFF) << 4
     base = (desc >> 49) & 7
-    read_tile(x, n, lanes, slot, start, lbo, sbo, swizzle, mn_major, rows, ty, k, base, v, p, epoch, site)
+    read_tile(x, n, lanes, slot, start, lbo, sbo, swizzle, mn_major, rows, ty, k, base, v, p, epoch, site, marks)
 
 
 # ---------------------------------------------------------------- WGMMA
@@ -151,6 +166,20 @@ def on_settle(x, n, table, count):
 
 
 @helper
+def rows_in_registers(op, form, marks):
+    """Rows of an A in registers that are undefined: registers 2 i of a lane are of row lane / 4, 2 i + 1 of 8 more."""
+    accumulators = G.accumulator_registers(form)
+    shadows = ld64(op + G.G_TABLE) + 4 * (accumulators + 4 + accumulators)
+    for warp in range(4):
+        for r in range(4):
+            lanes = registers_undefined(shadows + 4 * r, ld64(op + G.G_FRAMES + 8 * warp), 1)
+            while lanes != 0:
+                lane = trailing_zeros(lanes)
+                lanes &= lanes - 1
+                mark(marks, 16 * warp + 8 * (r & 1) + (lane >> 2))
+
+
+@helper
 def on_wgmma(x, op, seq, n, lanes, iid):
     """CHECK_WGMMA: one of the four warps has issued its part; with the fourth, the operands are read."""
     k = products_of(x, n)
@@ -179,17 +208,25 @@ def on_wgmma(x, op, seq, n, lanes, iid):
     site = site_of(n, iid)
     slot = n // ld64(x + X.X_WARPS)
     depth = (form >> FORM_K) & 0x3F
+    rows = x + X.X_MARKS_A
+    columns = x + X.X_MARKS_B
+    clear_marks(rows)
+    clear_marks(columns)
     if (form >> FORM_REGISTERS) & 1 == 0:
         desc = ld64(op + G.G_DESC_A)
         read_descriptor(
             x, n, lanes, slot, desc, G.swizzle_of(desc), (form >> FORM_MN_A) & 1, 64, (form >> FORM_A) & 0xF, depth,
-            clocks, clocks + size, epoch, site,
+            clocks, clocks + size, epoch, site, rows,
         )  # fmt: skip
+    else:
+        rows_in_registers(op, form, rows)
     desc = ld64(op + G.G_DESC_B)
     read_descriptor(
         x, n, lanes, slot, desc, G.swizzle_of(desc), (form >> FORM_MN_B) & 1, (form >> FORM_N) & 0x1FF,
-        (form >> FORM_B) & 0xF, depth, clocks, clocks + size, epoch, site,
+        (form >> FORM_B) & 0xF, depth, clocks, clocks + size, epoch, site, columns,
     )  # fmt: skip
+    count = G.accumulator_registers(form) + (4 if (form >> FORM_REGISTERS) & 1 else 0)
+    product_of_registers(x, op, form, count, rows, columns)
 
 
 @helper

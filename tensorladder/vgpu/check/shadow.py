@@ -221,6 +221,8 @@ def keep_more(x, arena, cell, v, epoch, site, shared):
 @helper
 def read_cell(x, arena, cell, v, p, epoch, site, shared):
     """A read of what a whole cell stands for."""
+    if shared != 0 and ld64(cell) == 0:
+        st64(x + X.X_UNDEFINED, 1)
     a = ld64(cell + X.CELL_READ)
     b = ld64(cell + X.CELL_READ + 8)
     c = ld64(cell + X.CELL_READ + 16)
@@ -378,6 +380,8 @@ def touch_shared(x, n, lanes, slot, lo, hi, write, v, p, epoch, site):
     """An access of a window."""
     y = ld64(x + X.X_Y) + slot * X.Y_BYTES
     at_place(x, n, lanes, X.SPACE_SHARED, slot, lo, hi)
+    if write != 0 and ld64(x + X.X_TAINTED) != 0:
+        fill_bytes(ld64(y + X.Y_UNDEFINED) + lo, 0, hi - lo)
     touch(x, y + X.Y_ARENA, ld64(y + X.Y_CELLS), lo, hi, write, v, p, epoch, site, 1)
 
 

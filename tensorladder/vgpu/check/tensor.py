@@ -25,6 +25,7 @@ from tensorladder.vgpu.check.clocks import (
 from tensorladder.vgpu.check.copies import window_host
 from tensorladder.vgpu.check.matrix import chunk, read_descriptor
 from tensorladder.vgpu.check.shadow import at_place, exempt, found, read_cell, touch_shared, write_cell
+from tensorladder.vgpu.check.values import clear_marks, mark_tensor_rows, product_of_tensors, set_tensor
 from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.machine import tcmma as M
 from tensorladder.vgpu.machine import tcmma_check as C
@@ -79,11 +80,13 @@ def close_at(t, column, count):
 
 @helper
 def touch_tensor(x, n, lanes, slot, blocks, column, count, write, v, epoch, site):
-    """An access of columns of some blocks of 16 lanes."""
+    """An access of columns of some blocks of 16 lanes; write: 0 a read, 1 a write, 2 one that adds to what is there."""
     t = memory_cells(x, slot)
     if t == 0 or column < 0 or column + count > L.TMEM_COLUMNS:
         return
     close_at(t, column, count)
+    if write == 1:
+        set_tensor(x, slot, blocks, column, count, 0)
     arena = arena_of(x, slot)
     for block in range(X.TMEM_BLOCKS):
         if (blocks >> block) & 1 == 0:
@@ -132,10 +135,13 @@ def accumulate(x, n, lane, slot, blocks, column, count, adds, v, epoch, site):
         if adds != 0 and ld64(t + X.CELL * (trailing_zeros(blocks) * L.TMEM_COLUMNS + column)) == 0:
             at_place(x, n, 1 << lane, X.SPACE_TMEM, slot, column, column + count)
             found(x, X.UNINITIALISED, site, epoch, 0, 0, 0, 0)
-        touch_tensor(x, n, 1 << lane, slot, blocks, column, count, 1, v, epoch, site)
+            set_tensor(x, slot, blocks, column, count, 0xFF)
+        touch_tensor(x, n, 1 << lane, slot, blocks, column, count, 2 if adds != 0 else 1, v, epoch, site)
         st64(r + X.R_COLUMN, column)
         st64(r + X.R_COUNT, count)
         st64(r + X.R_BLOCKS, blocks)
+    elif adds == 0:
+        set_tensor(x, slot, blocks, column, count, 0)
     st64(r + X.R_EPOCH, epoch)
     st64(r + X.R_SITE, site)
 
@@ -169,20 +175,29 @@ def on_product(x, op, n, lane, iid):
     b = ld64(op + M.A_B)
     lanes = 1 << lane
     after_sync(x, n, lane, first, d & 0xFFFF, 0, site)
+    rows, sides = x + X.X_MARKS_A, x + X.X_MARKS_B
+    clear_marks(sides + X.MARKS)
     for c in range(group):
         slot = first + c
+        clear_marks(rows + X.MARKS * c)
+        clear_marks(sides + X.MARKS * c)
         if flags & M.FLAG_A_TMEM:
             blocks = blocks_of(spread, (a >> 16) & 0x7F)
             after_sync(x, n, lane, slot, a & 0xFFFF, 0, site)
+            st64(x + X.X_UNDEFINED, 0)
             touch_tensor(x, n, lanes, slot, blocks, a & 0xFFFF, 8, 0, v, epoch, site)
+            if ld64(x + X.X_UNDEFINED) | ld64(x + X.X_TMEM_TAINTED):
+                mark_tensor_rows(x, slot, a & 0xFFFF, 8, (a >> 16) & 0x7F, spread, m, rows + X.MARKS * c)
         else:
             ty = C.a_type(kind, idesc)
             read_descriptor(
-                x, n, lanes, slot, a, C.swizzle_of(a), (idesc >> 15) & 1, m, ty, k, v, p, epoch, site
+                x, n, lanes, slot, a, C.swizzle_of(a), (idesc >> 15) & 1, m, ty, k, v, p, epoch, site,
+                rows + X.MARKS * c,
             )  # fmt: skip
         ty = C.b_type(kind, idesc)
         read_descriptor(
-            x, n, lanes, slot, b, C.swizzle_of(b), (idesc >> 16) & 1, width // group, ty, k, v, p, epoch, site
+            x, n, lanes, slot, b, C.swizzle_of(b), (idesc >> 16) & 1, width // group, ty, k, v, p, epoch, site,
+            sides + X.MARKS * c,
         )  # fmt: skip
         if kind >= C.MXF8F6F4:
             sfa = ld64(op + M.A_SFA) & 0xFFFF
@@ -192,6 +207,8 @@ def on_product(x, op, n, lane, iid):
         blocks = blocks_of(spread, (d >> 16) & 0x7F)
         adds = flags & M.FLAG_ACCUMULATE
         accumulate(x, n, lane, slot, blocks, d & 0xFFFF, columns, adds, v, epoch, site)
+    for c in range(group):
+        product_of_tensors(x, first + c, d, m, width, width // group, spread, two, rows + X.MARKS * c, sides)
 
 
 @helper

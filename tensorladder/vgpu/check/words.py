@@ -212,9 +212,24 @@ def _finding(reader: Reader, row: list[int]) -> Finding:
         verdict = Verdict.ERROR
     barrier = f"the mbarrier at shared+{field['lo']:#x}"
     text = message.format(
-        a=a, b=b, barrier=barrier, space=space, here=short(here.what), other=short(other.what) if other else ""
-    )
+        a=a, b=b, barrier=barrier, space=space, here=short(here.what), other=short(other.what) if other else "",
+        source=_source(other),
+    )  # fmt: skip
+    if code in _BY_ABSENT and other is not None and other.what.startswith("shfl"):
+        kind, fix = "collective", "shuffle among lanes that take part alone, or use what comes of present lanes only"
     return Finding(kind, text, here, other, fix, verdict)
+
+
+def _source(other: Where | None) -> str:
+    """Where an undefined value comes from."""
+    if other is None:
+        return "a register that nothing has written"
+    if other.what.startswith("shfl"):
+        return f"what {short(other.what)} takes from a lane that does not take part"
+    return f"memory that {short(other.what)} reads and nothing has written"
+
+
+_BY_ABSENT = (X.UNDEFINED_STORED, X.UNDEFINED_ADDRESS, X.UNDEFINED_BRANCH, X.UNDEFINED_OPERAND)
 
 
 def finding_across(conflict: Conflict) -> Finding:
@@ -321,6 +336,7 @@ _PROXY_FIX = (
     "fence.proxy.async.shared::cta by every thread that wrote, after its writes and before the barrier that hands "
     "the data on"
 )
+_WRITE_FIRST = "write it first; a stage that a copy has yet to fill wants a wait"
 #: (kind, verdict, message, fix) of what is not simply two accesses
 _TEXTS: dict[int, tuple[str, Verdict | None, str, str]] = {
     X.PROXY: (
@@ -359,8 +375,24 @@ _TEXTS: dict[int, tuple[str, Verdict | None, str, str]] = {
         "tcgen05.wait::st, then tcgen05.fence::before_thread_sync, before the barrier or the arrival",
     ),
     X.UNINITIALISED: (
-        "uninitialised", None, "{here} reads {space} memory that nothing has written",
-        "write it first; a stage that a copy has yet to fill wants a wait",
+        "uninitialised", None, "{here} reads {space} memory that nothing has written", _WRITE_FIRST,
+    ),
+    X.UNDEFINED_STORED: (
+        "uninitialised", Verdict.ERROR, "{here} stores to global memory a value that depends on {source}", _WRITE_FIRST,
+    ),
+    X.UNDEFINED_ADDRESS: (
+        "uninitialised", Verdict.ERROR, "the address of {here} depends on {source}", _WRITE_FIRST,
+    ),
+    X.UNDEFINED_BRANCH: (
+        "uninitialised", Verdict.ERROR, "the predicate of {here} depends on {source}", _WRITE_FIRST,
+    ),
+    X.UNDEFINED_OPERAND: (
+        "uninitialised", Verdict.ERROR, "an operand of {here} depends on {source}", _WRITE_FIRST,
+    ),
+    X.UNDEFINED_COPIED: (
+        "uninitialised", Verdict.ERROR,
+        "{here} copies shared memory to global memory that nothing has written, or of values that nobody wrote",
+        _WRITE_FIRST,
     ),
     X.BARRIER_NOT_VISIBLE: (
         "barrier-init", None,

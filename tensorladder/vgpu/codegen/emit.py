@@ -8,10 +8,14 @@ frame, so suspending a warp is storing a program counter.
 from __future__ import annotations
 
 import struct
+from typing import TYPE_CHECKING
 
 from tensorladder.core.errors import Unsupported
 from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.ptx.nodes import TYPE_BITS, Imm, Instr, Mem, Neg, Reg, Sink, Special, Sym
+
+if TYPE_CHECKING:
+    from tensorladder.vgpu.codegen.undefined import Undefined
 
 FLOAT = {"f16": "half", "f32": "float", "f64": "double"}
 SIGNED = {"s8", "s16", "s32", "s64"}
@@ -45,12 +49,14 @@ class Emitter:
         self.fallible = False
         self.instr: Instr | None = None
         self.cta_group = ""  # of the kernel's tcgen05 instructions
+        self.undefined: Undefined | None = None  # shadows of registers, in the checked variant
         self.runs: dict = {}  # loads of the block that are done together (loads.find)
         self.watched: dict[int, tuple[list[Reg], list[Reg]]] = {}  # checked variant: in_flight.watched and .changed
         self.changed: set[int] = set()
         self.framed: set[Reg] = set()  # registers that units read or write in the frame: always stored
         self.declared: dict[str, str] = {}
         self.outlined: set[str] = set()
+        self.lists: dict[str, list[str]] = {}  # values of the current block that undefined.py works out once
         self.block_values: dict[str, str] = {}  # of the current block, by what they are (see once)
 
     # ------------------------------------------------------------ plain IR
@@ -160,6 +166,7 @@ class Emitter:
         self.cache.clear()
         self.dirty.clear()
         self.block_values.clear()
+        self.lists.clear()
         self.masked = masked
         self.fallible = False
 
@@ -168,7 +175,7 @@ class Emitter:
         value = self.cache.get(reg)
         if value is None:
             if reg not in self.slots:  # never written on any path: poison
-                value = self.splat(ivec(reg.bits), 0 if reg.bits == 1 else _poison(reg.bits))
+                value = self.splat(ivec(reg.bits), _poison(reg))
             elif reg.bits == 1:
                 raw = self.op(f"load i32, ptr {self.slot_ptr(reg)}")
                 value = self.op(f"bitcast i32 {raw} to <32 x i1>")
@@ -362,7 +369,10 @@ class Emitter:
         return self.instr.index
 
 
-def _poison(bits: int) -> int:
+def _poison(reg: Reg) -> int:
+    """What a register holds that nothing writes; a shadow says that all of it is undefined."""
+    if reg.bits == 1:
+        return 1 if reg.shadow else 0
     return -1
 
 

@@ -17,6 +17,7 @@ from tensorladder.vgpu.codegen import in_flight, loads, passing, points, table, 
 from tensorladder.vgpu.codegen.control import reserve_stack
 from tensorladder.vgpu.codegen.emit import Emitter
 from tensorladder.vgpu.codegen.malformed import reading
+from tensorladder.vgpu.codegen.undefined import Undefined
 from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.ptx import isa
 from tensorladder.vgpu.ptx.cfg import Block, Graph
@@ -44,6 +45,7 @@ class Lowered:
     triggers: bool = False  # lets dependent launches start before its end
     allocates: bool = False  # allocates tensor memory
     moves_registers: bool = False  # executes setmaxnreg
+    shadowed: bool = False  # local memory has shadows behind it
     unsupported: list = field(default_factory=list)
     block_iids: list[int] = field(default_factory=list)  # first instruction of each block, by PC
     points: points.Points | None = None  # breakpoints, where some are asked for
@@ -68,14 +70,17 @@ def lower(
     fn = in_flight.settle(fn)
     graph = Graph(fn, table.classify, table.results)
     framed = wgmma.registers_of(fn)
-    slots, frame_bytes = _frame(graph, framed)
     symbols, globals_, places = _symbols(module, fn)
+    undefined = Undefined(graph, places["local"] > 0) if checked else None
+    if undefined is not None:
+        framed |= set(undefined.of(framed))
+    slots, frame_bytes = _frame(graph, framed)
     breakpoints = None
     if wanted is not None:
         breakpoints = points.find(graph, fn, module.files, wanted, frame_bytes, slots, symbols)
         frame_bytes += breakpoints.bytes
     e = Emitter(slots, symbols, checked)
-    e.framed = framed
+    e.framed, e.undefined = framed, undefined
     if checked and framed:
         e.watched, e.changed = in_flight.watched(fn), in_flight.changed(fn)
     builder = _Builder(e, graph, name, upto, breakpoints)
@@ -92,6 +97,7 @@ def lower(
         _holds(fn, "griddepcontrol", "launch_dependents"),
         _holds(fn, "tcgen05", "alloc"),
         any(isinstance(i, Instr) and i.op == "setmaxnreg" for i in fn.body),
+        checked,
         builder.unsupported,
         [_first_iid(b) for b in graph.blocks],
         breakpoints,
@@ -291,7 +297,10 @@ yielded:
                 raise Unsupported(i.text)
             with reading(i):
                 wgmma.watch(e, i)
-                entry.emit(e, i)
+                if e.undefined is None:
+                    entry.emit(e, i)
+                else:
+                    e.undefined.emit(e, i, entry)
         except Unsupported as u:
             self.not_modelled(i, u)
             e.call("tl_fail", L.ERR_UNSUPPORTED, i.index, e.active(), fallible=True)
@@ -413,6 +422,9 @@ yielded:
         e.instr = t
         if t is not None:
             self.stop_at(t, -1)
+        if t is not None and e.undefined is not None:
+            with reading(t):
+                e.undefined.judge(e, t)
         if t is not None and t.op not in _PLAIN_ENDS:
             self.blocking(b, masked)
             return
@@ -541,6 +553,8 @@ yielded:
         try:
             with reading(t):
                 go, again = entry.emit(e, t)
+                if e.undefined is not None:
+                    e.undefined.define(e, t)
         except Unsupported as u:
             self.not_modelled(t, u)
             e.call("tl_fail", L.ERR_UNSUPPORTED, t.index, e.active())

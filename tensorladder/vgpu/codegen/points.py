@@ -106,7 +106,11 @@ def find(
                 most = max(most, size)
             point.places.append(number)
     blocks = [
-        [Shown(r.name, types.get(r, r.type), r.bits, slots[r]) for r in sorted(b.live_in, key=_order) if r in slots]
+        [
+            Shown(r.name, types.get(r, r.type), r.bits, slots[r])
+            for r in sorted(b.live_in, key=_order)
+            if r in slots and not r.shadow
+        ]
         for b in graph.blocks
     ]
     named = sorted({files[i.loc[0]] for b in graph.blocks for i in _instructions(b) if i.loc[0] in files})
@@ -175,7 +179,7 @@ def _live_before(graph: Graph, block: Block, instr: Instr) -> set[Reg]:
         live.update(uses)
         if i is instr:
             break
-    return live
+    return {r for r in live if not r.shadow}
 
 
 def _kept(live: Sequence[Reg], types: Mapping[Reg, str], at: int) -> tuple[list[Shown], int]:

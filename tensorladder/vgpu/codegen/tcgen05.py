@@ -18,7 +18,7 @@ from tensorladder.vgpu.ptx.nodes import Imm, Instr, Mem, Vec
 
 _SYNC = (("sync",), ("aligned",))
 #: (shape's number, registers a lane of x1) by name
-_SHAPES = {
+SHAPES = {
     "32x32b": (T.SHAPE_32X32B, 1), "16x64b": (T.SHAPE_16X64B, 1), "16x128b": (T.SHAPE_16X128B, 2),
     "16x256b": (T.SHAPE_16X256B, 4), "16x32bx2": (T.SHAPE_16X32BX2, 1),
 }  # fmt: skip
@@ -93,10 +93,10 @@ def _relinquish(e: Emitter, i: Instr) -> None:
 # ---------------------------------------------------------------- loads and stores
 def _form(i: Instr, what: str, packing: str) -> tuple[int, int, int]:
     """(shape, registers a lane, columns a register's element takes)."""
-    _, _, _, shape, num, packed, ty = pick(i, (what,), *_SYNC, tuple(_SHAPES), tuple(_COUNTS), (packing,), ("b32",))
+    _, _, _, shape, num, packed, ty = pick(i, (what,), *_SYNC, tuple(SHAPES), tuple(_COUNTS), (packing,), ("b32",))
     if not shape or not num or not ty:
         raise Unsupported(i.text)
-    number, each = _SHAPES[shape]
+    number, each = SHAPES[shape]
     count = each * _COUNTS[num]
     if count > _MOST_REGISTERS:
         raise Unsupported(f"{i.text} (.{num})")

@@ -165,7 +165,7 @@ def _mma(e: Emitter, i: Instr) -> None:
     if len(set(d)) != len(d):
         raise Unsupported(f"{i.text} with a register twice in D")
     e.to_frame([*d, *a])
-    address = _table(e, i, [*d, *a])
+    address = _table(e, i, [*d, *a], shadows=e.checked)
     descriptor_a = 0 if form.a_registers else e.spill(e.value(i.operands[1], "b64"), "<32 x i64>", 0)
     descriptor_b = e.spill(e.value(i.operands[2], "b64"), "<32 x i64>", 1)
     bits = e.op(f"bitcast <32 x i1> {e.value(i.operands[3], 'pred')} to i32")
@@ -181,11 +181,15 @@ def _settle(e: Emitter, i: Instr) -> tuple[str, bool]:
     return e.op(f"icmp ne i64 {go}, 0"), False
 
 
-def _table(e: Emitter, i: Instr, regs: list[Reg], what: str = "") -> str:
-    """Address of the registers' offsets in the frame, as i32."""
+def _table(e: Emitter, i: Instr, regs: list[Reg], what: str = "", shadows: bool = False) -> str:
+    """Address of the registers' offsets in the frame, as i32; with those of their shadows (-1: none) behind them."""
     name = f"wgmma_registers_{i.index}{what}"
-    offsets = ", ".join(f"i32 {e.slots[r]}" for r in regs)
-    e.declare(f"@{name} = private constant [{len(regs)} x i32] [{offsets}]")
+    places = [e.slots[r] for r in regs]
+    if shadows:
+        known = e.undefined.shadows if e.undefined is not None else {}
+        places += [e.slots[known[r]] if r in known else -1 for r in regs]
+    offsets = ", ".join(f"i32 {place}" for place in places)
+    e.declare(f"@{name} = private constant [{len(places)} x i32] [{offsets}]")
     return e.op(f"ptrtoint ptr @{name} to i64")
 
 

@@ -108,6 +108,7 @@ class Run:
         w[L.L_TIME0] = device.cycles * 1_000_000 // times.clock_khz + 1_000_000_000
         w[L.L_CLOCKED] = int(low.clocked)
         w[L.L_NUMERICS] = device.numerics_code
+        w[L.L_SHADOWED] = int(low.shadowed)
         w[L.L_REGISTERS] = pool_registers(launch, low.directives) if low.moves_registers else 0
         latency = np.array(times.rows, np.int64)
         prints = np.zeros(_PRINT_BYTES, np.uint8)

@@ -49,7 +49,13 @@ EVENT_READ, EVENT_WRITE, EVENT_ATOMIC, EVENT_ARRIVE, EVENT_ISSUE, EVENT_EFFECT, 
  CHECK_APART,  # other instruction: lanes of a warp are at one barrier by two instructions
  CHECK_WARP_SYNC,  # mask: a bar.warp.sync of these lanes is complete
  CHECK_GRID_WAIT,  # griddepcontrol.wait
- ) = range(35)  # fmt: skip
+ CHECK_UNDEFINED,  # how an undefined value matters (codegen.undefined); this and what follows: check.values
+ CHECK_ORIGIN,  # an undefined value comes from here
+ CHECK_SHADOW_LD,  # addresses (host), vectors for shadows, bytes of an element | elements a lane << 8
+ CHECK_SHADOW_ST,  # the same of what was stored
+ CHECK_SHADOW_TMEM_LD,  # words (host) of the lanes, registers for shadows, shape | step << 4 | count << 8
+ CHECK_SHADOW_TMEM_ST,
+ ) = range(41)  # fmt: skip
 #: kinds of a CHECK_ACCESS, low four bits; strong: .volatile, .relaxed and stronger, atomics; aligned: the whole warp's
 ACCESS_READ, ACCESS_WRITE, ACCESS_ATOMIC = 0, 1, 2
 ACCESS_STRONG, ACCESS_ACQUIRE, ACCESS_RELEASE, ACCESS_ALIGNED = 16, 32, 64, 128

@@ -23,7 +23,7 @@ from tensorladder.core.errors import MissingExtra
 
 #: modules whose exports make up the runtime, in order
 MODULES = ("memory", "atomics", "lanes", "warps", "barriers", "calls", "mbarrier", "matrices", "copies", "tma",
-           "remote_issue", "tmem", "tcgen05_issue", "issue", "launches", "hooks", "registers", "scheduler",
+           "remote_issue", "tmem", "tcgen05_issue", "issue", "launches", "hooks", "registers", "shadows", "scheduler",
            "tcmma_issue", "wgmma_issue")  # fmt: skip
 #: the same for the hazard checker, a library of its own that the runtime calls by address (hooks.observe)
 CHECK_MODULES = ("events",)

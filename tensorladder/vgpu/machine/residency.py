@@ -120,7 +120,8 @@ def start_warp(u, c, w, n, threads, rank):
     st64(w + L.W_PASSED, 0)
     frame = ld64(w + L.W_FRAME)
     fill_bytes(frame, 0xFF, ld64(w + L.W_FRAME_BYTES))
-    fill_bytes(ld64(w + L.W_LOCAL), 0xFF, L.LANES * ld64(w + L.W_LOCAL_SIZE))
+    fill_bytes(ld64(w + L.W_LOCAL), 0xFF, (1 + ld64(launch + L.L_SHADOWED)) * L.LANES * ld64(w + L.W_LOCAL_SIZE))
+    st64(w + L.W_UNDEFINED, 0)
 
 
 @helper

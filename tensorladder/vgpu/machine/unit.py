@@ -101,7 +101,8 @@ class Unit:
         self._keep: list[Any] = []
         warp_memory = self._take(L.W_BYTES * warps * slots)
         frames = self._take(frame * warps * slots)
-        local = self._take(max(low.local_bytes, 16) * L.LANES * warps * slots)
+        local_bytes = (1 + low.shadowed) * L.LANES * max(low.local_bytes, 16)
+        local = self._take(local_bytes * warps * slots)
         # windows of CTAs are 1024-aligned as on the chip; a guard of one KB follows
         stride = -(-(shared_bytes + 1024) // 1024) * 1024
         shared = self._take(stride * slots)
@@ -153,7 +154,7 @@ class Unit:
                 L.W_FRAME_BYTES: frame,
                 L.W_KERNEL: kernel,
                 L.W_LIVE: 0,
-                L.W_LOCAL: local + place * L.LANES * max(low.local_bytes, 16),
+                L.W_LOCAL: local + place * local_bytes,
                 L.W_LOCAL_SIZE: low.local_bytes,
             },
         )

@@ -20,12 +20,18 @@ TYPE_BITS = {
 
 
 class Reg:
-    """A virtual register. `index` numbers the registers of one kernel; `bits` is 1 for predicates."""
+    """A virtual register. `index` numbers the registers of one kernel (of shadows, which code generation adds, it is
+    negative); `bits` is 1 for predicates."""
 
     __slots__ = ("bits", "index", "name", "type")
 
     def __init__(self, name: str, type: str, index: int):
         self.name, self.type, self.index, self.bits = name, type, index, TYPE_BITS[type]
+
+    @property
+    def shadow(self) -> bool:
+        """Whether it says which bits of another one are undefined (codegen.undefined)."""
+        return self.index < 0
 
     def __repr__(self) -> str:
         return self.name
