@@ -1,8 +1,10 @@
-"""Rungs beside their parents, in turns in one process: `python -m benchmarks.steps DIR [--results FILE]`.
+"""Rungs beside their parents, in turns in one process: `python -m benchmarks.steps pack DIR`, which needs no GPU, then
+`python -m benchmarks.steps run DIR [--results FILE]` on one.
 
-DIR is a pack (`tensorladder pack --suite ladder -o DIR RUNG ...`). A GPU at its power limit runs slower after a kernel
-that heats it, so ratios to cuBLAS that two rungs have differ by a half per cent for no other reason; here a rung and
-its parent alternate. A line a rung whose parent is packed too: its time, and its parent's over it.
+A GPU at its power limit runs slower after a kernel that heats it, so ratios to cuBLAS that two rungs have differ by a
+half per cent for no other reason; here a rung and its parent alternate. A line a rung whose parent is packed too: its
+time, and its parent's over it. The rungs for Hopper at 4096 and 8192 cubed in fp16; multicast also where L2 has more to
+do: 2048 cubed (at full clock), 5000 (rows of C's operands that begin amid a line), 16384, and in fp8.
 """
 
 from __future__ import annotations
@@ -25,7 +27,25 @@ from tensorladder.silicon.pack import Entry, Pack
 from tensorladder.silicon.target import cuda_torch
 from tensorladder.silicon.timing import Options, compare
 
-PROBLEM = "gemm"
+ARCH, PROBLEM = "sm_90a", "gemm"
+RUNGS = ("b2", "b5", "b7", "b8", "c1", "c2", "c3", "c4", "c5")
+#: (rungs, sides of cubes, element type)
+PACKED = (
+    (RUNGS, (4096, 8192), "fp16"),
+    (("c3", "c4"), (2048, 5000, 16384), "fp16"),
+    (("c3", "c4"), (4096, 8192), "e4m3"),
+)
+
+
+def make(folder: Path) -> str:
+    """Write the pack; a line on it."""
+    wanted = [
+        one
+        for names, sides, dtype in PACKED
+        for one in packs.wanted(names, ARCH, Suite("steps", "", dtype, {}), [(side,) * 3 for side in sides], [dtype])
+    ]
+    entries, _, size = packs.write(folder, ARCH, [packs.make(one, ARCH) for one in wanted])
+    return f"{folder}: {entries} kernels, {size >> 10} KiB"
 
 
 def sizes(opened: Pack) -> dict[tuple[tuple[int, ...], str], dict[str, Entry]]:
@@ -75,19 +95,25 @@ def line(record: bench.Record) -> str:
     wrong = "" if record["ok"] else "  WRONG"
     size = "x".join(map(str, record["shape"]))
     return (
-        f"{record['rung']:30} {size:16} {record['median_us']:9.1f} us  {record['ratio']:.3f} times as fast as "
-        f"{record['baseline']}{wrong}"
+        f"{record['rung']:30} {size:17} {record['dtype']:4} {record['median_us']:9.1f} us  "
+        f"{record['ratio']:.3f} times as fast as {record['baseline']}{wrong}"
     )
 
 
 def main(arguments: list[str] | None = None) -> int:
     """The command line; its exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.steps", description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--seconds", type=float, default=0.5, help="to measure each kernel for")
-    parser.add_argument("--results", type=Path, help="keep the figures there")
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    verbs.add_parser("pack", help="compile the rungs, with no GPU").add_argument("folder", type=Path)
+    running = verbs.add_parser("run", help="time them on a GPU")
+    running.add_argument("folder", type=Path)
+    running.add_argument("--seconds", type=float, default=0.5, help="to measure each kernel for")
+    running.add_argument("--results", type=Path, help="keep the figures there")
     args = parser.parse_args(arguments)
     try:
+        if args.verb == "pack":
+            print(make(args.folder))
+            return 0
         records = []
         for record in measure(args.folder, Options(seconds=args.seconds)):
             records.append(record)

@@ -172,12 +172,20 @@ def summary(kept: Kept) -> str:
 def steps(kept: Kept) -> Iterator[str]:
     """How many times as fast as its parent each rung is, in a sentence a GPU."""
     for host, records in of(kept, "steps").values():
+        sizes = [_size(one) for one in records]
+        usual = [size for size in dict.fromkeys(sizes) if sizes.count(size) == sizes.count(sizes[0])]
         by_rung: dict[str, list[str]] = {}
-        for one in records:
-            by_rung.setdefault(f"{one['rung']} over {one['baseline']}", []).append(f"{one['ratio']:.3f}")
-        sides = " and ".join(dict.fromkeys(str(one["shape"][0]) for one in records))
+        for size, one in zip(sizes, records):
+            where = "" if size in usual else f" at {size}"
+            by_rung.setdefault(f"{one['rung']} over {one['baseline']}", []).append(f"{one['ratio']:.3f}{where}")
         told = "; ".join(f"{name} {', '.join(ratios)}" for name, ratios in by_rung.items())
+        sides = " and ".join(usual)
         yield f"Times as fast as its parent, the two in turns, at {sides} ({host['gpu']}, `benchmarks.steps`): {told}."
+
+
+def _size(record: Record) -> str:
+    side, dtype = record["shape"][0], record["dtype"]
+    return str(side) if dtype == "fp16" else f"{side} in {dtype}"
 
 
 def overhead(kept: Kept) -> Iterator[str]:

@@ -18,6 +18,7 @@ import platform
 import re
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,14 +118,16 @@ def _jobs(entries: Sequence[Entry], load: Callable[[Entry], Kernel]) -> list[Job
 
 
 def _labels(entries: Sequence[Entry]) -> list[str]:
-    """Rung names; where a rung is there with several settings, with the knobs that differ."""
+    """Rung names; where a rung is there with several settings for one product, with the knobs that differ."""
+    times = Counter((entry.rung, entry.shape, entry.dtype) for entry in entries)
+    several = {rung for (rung, *_), count in times.items() if count > 1}
     values: dict[str, dict[str, set[str]]] = {}
     for entry in entries:
         for knob, value in entry.config.items():
             values.setdefault(entry.rung, {}).setdefault(knob, set()).add(_text(value))
     made = []
     for entry in entries:
-        differ = [k for k, v in entry.config.items() if len(values[entry.rung][k]) > 1]
+        differ = [k for k in entry.config if entry.rung in several and len(values[entry.rung][k]) > 1]
         settings = ",".join(f"{k}={_text(entry.config[k])}" for k in differ)
         made.append(f"{entry.rung}:{settings}" if settings else entry.rung)
     return made

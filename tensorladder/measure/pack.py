@@ -102,18 +102,19 @@ def wanted(
     a rung that does not compile for `arch`, or does not take a shape or type that was asked for.
     """
     arch = archs.find(arch).name
-    chosen = [parse_spec(spec) for spec in specs] or [
-        parse_spec(info.name) for info in rungs_of(suite, rungs.catalog(), arch)
+    chosen = [(*parse_spec(spec), ":" in spec) for spec in specs] or [
+        (*parse_spec(info.name), False) for info in rungs_of(suite, rungs.catalog(), arch)
     ]
     if not chosen:
         raise UsageError(f"--arch {arch}: no rung of suite {suite.name} compiles for it: name one")
     made = []
-    for info, config in chosen:
+    for info, config, given in chosen:
         own = list(suite.shapes) if takes(info) else [info.default_shape]
         for shape in [tuple(shape) for shape in shapes] or own:
             for dtype in dtypes or (dtype_for(suite, info),):
                 extents, name = info.rung.check(arch, shape, dtype)
-                made.append(Wanted(info, config, extents, name))
+                suited = config if given else rungs.default_config(info, extents)
+                made.append(Wanted(info, suited, extents, name))
     return made
 
 

@@ -190,9 +190,7 @@ def execute(asked: Request, breakpoints: Any = None) -> Result:
 def build(asked: Request) -> Program:
     """Compile the rung for what was asked."""
     module = rungs.load(asked.info)
-    config = asked.config if asked.config is not None else module.RUNG.config
-    # RUNG.config is the dataclass of the knobs: called without arguments it gives the defaults.
-    knobs = config() if isinstance(config, type) else config
+    knobs = rungs.default_config(asked.info, asked.shape) if asked.config is None else asked.config
     if asked.sm_count is not None and hasattr(knobs, "sm_count"):
         knobs = replace(knobs, sm_count=asked.sm_count)
     return module.compile(asked.arch, asked.shape, asked.dtype, knobs)

@@ -184,6 +184,14 @@ def load(info: RungInfo) -> ModuleType:
         raise
 
 
+def default_config(info: RungInfo, shape: tuple[int, ...]) -> Any:
+    """The knobs of a rung for a shape where none are given: what its `default_config` says, or the defaults."""
+    module = load(info)
+    if hasattr(module, "default_config"):
+        return module.default_config(shape)
+    return None if module.RUNG.config is None else module.RUNG.config()
+
+
 def lacking(info: RungInfo) -> MissingExtra | None:
     """The error that `load` would raise as a rung's language is not installed, found without importing anything."""
     for node in ast.parse(info.path.read_text(encoding="utf-8")).body:

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -302,6 +303,8 @@ def entry(rung="c5-ping-pong", **config):
 def test_entries_of_one_rung_are_told_apart():
     made = bench._labels([entry(), entry(stages=5), entry("c4-multicast")])
     assert made == ["c5-ping-pong:stages=6", "c5-ping-pong:stages=5", "c4-multicast"]
+    other = replace(entry(stages=5), shape=(128, 128, 64))
+    assert bench._labels([entry(), other]) == ["c5-ping-pong"] * 2  # as the shape asks for
     assert bench.matches(entry(stages=5), "c5:stages=5,tile=128x128x64") and not bench.matches(entry(), "c5:stages=5")
     assert not bench.matches(entry(), "c4")
     with pytest.raises(UsageError, match="no rung"):

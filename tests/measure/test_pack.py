@@ -373,6 +373,12 @@ def test_specs_name_rungs_and_knobs():
             packs.parse_spec(text)
 
 
+def test_knobs_follow_the_shape_unless_some_are_given():
+    suite = suites.SUITES["ladder"]
+    asked = packs.wanted(["c3", "c3:raster=8"], "sm_90a", suite, [(8192, 8192, 8192)])
+    assert [one.config.tile for one in asked] == [(128, 192, 64), (128, 256, 64)]
+
+
 def test_the_verb_writes_a_pack_and_says_so(ask, tmp_path):
     folder = str(tmp_path / "p")
     said = ask("pack", "--arch", "sm_90a", "-o", folder, "b5", "a0", "--json", "--dtype", "bf16")

@@ -28,6 +28,7 @@ def test_pairs_are_those_whose_parent_is_there():
 
 def test_a_line_says_who_is_faster_and_what_is_wrong():
     record = {
-        "rung": "c2", "shape": [64, 64, 64], "median_us": 3.0, "ratio": 1.0123, "baseline": "c1", "ok": False
+        "rung": "c2", "shape": [64, 64, 64], "dtype": "e4m3", "median_us": 3.0, "ratio": 1.0123, "baseline": "c1",
+        "ok": False,
     }  # fmt: skip
     assert steps.line(record).endswith("1.012 times as fast as c1  WRONG")

@@ -62,12 +62,14 @@ def test_the_ladder_has_the_published_kernels_and_the_tensor_pipe_beside_it():
 
 
 def test_how_much_faster_than_its_parent_a_rung_is():
-    rows = [
-        {"rung": "c2", "baseline": "c1", "shape": [side] * 3, "ratio": ratio}
-        for side, ratio in ((4096, 1.012), (8192, 1.0204))
-    ]
+    def row(rung, parent, side, ratio, dtype="fp16"):
+        return {"rung": rung, "baseline": parent, "shape": [side] * 3, "dtype": dtype, "ratio": ratio}
+
+    rows = [row("c2", "c1", 4096, 1.012), row("c4", "c3", 4096, 1.0), row("c2", "c1", 8192, 1.0204)]
+    rows += [row("c4", "c3", 8192, 0.999), row("c4", "c3", 5000, 1.2), row("c4", "c3", 8192, 1.01, "e4m3")]
     shown = tables.summary({"steps-h200": ({**HOST, "suite": "steps"}, rows)})
-    assert "at 4096 and 8192" in shown and "c2 over c1 1.012, 1.020." in shown
+    assert "at 4096 and 8192" in shown and "c2 over c1 1.012, 1.020;" in shown
+    assert "c4 over c3 1.000, 0.999, 1.200 at 5000, 1.010 at 8192 in e4m3." in shown
 
 
 def test_what_the_sanitizer_found_is_a_sentence():

@@ -69,7 +69,8 @@ FEATURES = {
                  r"wgmma\.wait_group\.sync\.aligned\s+1;", "fence.proxy.async.shared::cta"],
     "c2-warp-specialized": ["wgmma.mma_async.sync.aligned.m64n256k16.f32", "setmaxnreg.inc", "setmaxnreg.dec",
                             "mbarrier.arrive.expect_tx"],
-    "c3-persistent": ["wgmma.mma_async.sync.aligned.m64n256k16.f32", r"cp\.async\.bulk\.wait_group\.read\s+1;"],
+    "c3-persistent": [r"wgmma\.mma_async\.sync\.aligned\.m64n256k(16|32)\.f32",
+                      r"cp\.async\.bulk\.wait_group\.read\s+1;"],
     # B stored (K, N): the last immediate of wgmma says that it is read transposed
     "c6-epilogue": [r"wgmma\.mma_async\.sync\.aligned\.m64n256k16\.f32[^;]* p, 1, +1, 0, 1;", "fma.rn.f32"],
     "c8-split-k": [r"wgmma\.mma_async\.sync\.aligned\.m64n64k(16|32)\.f32", "mapa.shared::cluster",
@@ -80,7 +81,7 @@ FEATURES = {
                    "multicast::cluster", "griddepcontrol.wait"],
     "c4-multicast": ["multicast::cluster", "fence.mbarrier_init.release.cluster", "barrier.cluster.wait",
                      r"mbarrier\.arrive\.\S*shared::cluster"],
-    "c5-ping-pong": [r"wgmma\.mma_async\.sync\.aligned\.m64n128k(16|32)\.f32", "multicast::cluster", "bar.arrive"],
+    "c5-ping-pong": [r"wgmma\.mma_async\.sync\.aligned\.m64n128k(16|32)\.f32", "bar.arrive"],
     "c7-fused-ping-pong": [r"wgmma\.mma_async\.sync\.aligned\.m64n128k16\.f32[^;]* p, 1, +1, 0, 1;", "fma.rn.f32",
                            "multicast::cluster", "bar.arrive"],
     "d1-tcgen05": [*TCGEN05, r"tcgen05\.mma\.cta_group::1\.kind::f16", r"tcgen05\.commit\.cta_group::1",
@@ -201,7 +202,7 @@ def test_a_cluster_reduces_integers_by_remote_atomics_and_floats_by_remote_store
 
 
 def test_fp8_fills_the_same_rows_with_twice_the_elements():
-    for name, shape in (("c4-multicast", "m64n256k32"), ("c5-ping-pong", "m64n128k32")):
+    for name, shape in (("c3-persistent", "m64n256k32"), ("c5-ping-pong", "m64n128k32")):
         program = compiled(name, dtype="e4m3")
         assert f"wgmma.mma_async.sync.aligned.{shape}.f32.e4m3.e4m3" in program.modules[0].ptx
         assert launch_of(name, (256, 256, 256), "e4m3", program).smem == launch_of(
@@ -221,8 +222,8 @@ def test_clusters_are_launched():
     program = compiled("c4-multicast", shape=(512, 512, 64), cluster_n=2)
     launch = launch_of("c4-multicast", (512, 512, 64), "fp16", program)
     assert launch.cluster == (4, 1, 1) and launch.grid == (8, 1, 1)
-    program = compiled("c5-ping-pong", shape=(1024, 1024, 64), sm_count=5)
-    assert launch_of("c5-ping-pong", (1024, 1024, 64), "fp16", program).grid == (4, 1, 1)
+    program = compiled("c4-multicast", shape=(1024, 1024, 64), sm_count=5)
+    assert launch_of("c4-multicast", (1024, 1024, 64), "fp16", program).grid == (4, 1, 1)
 
 
 # What the tensor cores, TMA and multicast are in machine code.
@@ -230,12 +231,12 @@ SASS = {
     "c1-wgmma": ["HGMMA.64x128x16.F32", "UTMALDG.2D", "UTMASTG.2D", "WARPGROUP.DEPBAR.LE gsb0, 0x1"],
     "cuda-c1-wgmma": ["HGMMA.64x128x16.F32", "UTMALDG.2D", "WARPGROUP.DEPBAR.LE gsb0, 0x1"],
     "cuda-d1-tcgen05": ["UTCHMMA", "UTCBAR", "LDTM.x32", "UTMALDG.2D", "UTCATOMSWS.FIND_AND_SET", "STG.E.128"],
-    "c2-warp-specialized": ["HGMMA.64x256x16.F32", "USETMAXREG.TRY_ALLOC", "USETMAXREG.DEALLOC"],
+    "c2-warp-specialized": ["HGMMA.64x256x16.F32", "USETMAXREG.TRY_ALLOC", "USETMAXREG.DEALLOC", "UTMAPF.L2.2D"],
     "c3-persistent": ["HGMMA.64x256x16.F32", "UTMASTG.2D"],
     "c4-multicast": ["HGMMA.64x256x16.F32", "UTMALDG.2D.MULTICAST", "UCGABAR_WAIT"],
     "c8-split-k": ["HGMMA.64x64x16.F32", "UTMALDG.2D", "UBLKCP.S.S", "UTMAPF.L2.2D"],
     "c9-grouped": ["HGMMA.64x128x16.F32", "UTMALDG.2D.MULTICAST", "UTMALDG.3D", "UTMASTG.2D", "VOTE"],
-    "c5-ping-pong": ["HGMMA.64x128x16.F32", "UTMALDG.2D.MULTICAST", "BAR.ARV"],
+    "c5-ping-pong": ["HGMMA.64x128x16.F32", "UTMALDG.2D", "BAR.ARV"],
 }
 
 
@@ -386,6 +387,9 @@ REFUSALS = [
     ("c8-split-k", {"ctas_per_sm": 0}, "ctas_per_sm"),
     ("c8-split-k", {"sm_count": 1}, "sm_count"),
     ("c8-split-k", {"warpgroups": 5}, "warpgroups"),
+    ("c2-warp-specialized", {"ahead": -1}, "ahead"),
+    ("c2-warp-specialized", {"ctas_per_sm": 2}, "consumer_registers"),
+    ("c3-persistent", {"dtype": "e4m3", "shape": (64, 64, 24)}, "multiple of 16"),
     ("c9-grouped", {"shape": (4, 64, 60, 64)}, "N=60"),
     ("c9-grouped", {"shape": (4, 64, 64, 60)}, "K=60"),
     ("c9-grouped", {"sm_count": 1}, "sm_count"),

@@ -7,14 +7,13 @@ Adds:
     arrival of each consumer warp), and nobody waits for anything else.
     - A consumer may release a stage only when its WGMMAs have read it, and they are asynchronous: while a K tile is
       multiplied, wait_group(1) makes the tile before it complete, and that one's stage is released.
-    - The first K tile is multiplied without the accumulator (scale-d = 0), which saves clearing 128 registers.
-    - setmaxnreg gives a warpgroup 232 registers a thread, room for 64 x 256 of C: the larger tile reads less shared
-      memory and less L2 for each multiplication. A CTA of 384 threads starts with 168 a thread; producers keep 40.
+    - setmaxnreg gives consumers registers for 128 x 128 or 64 x 256 of C a warpgroup: 232 a thread of 168 at launch.
     - A CTA barrier inside one role would hang: the epilogue uses named barriers, of the consumers and of a warpgroup.
-    - C leaves in chunks of 64 x 64, so that TMA stores the first while the next is converted.
-    What this gains it gives away again at a tile's ends: one CTA an SM has nothing to multiply while C leaves and the
-    next CTA starts, where the parent has another CTA. On an H200 it is 0.99 times as fast as the parent at 4096 cubed,
-    as fast at 8192 (`benchmarks.steps`); the next rung takes those ends away.
+    - A tile's ends cost 4 us on an H200: C leaves (in chunks, each stored while the next is converted), a CTA starts
+      and waits for loads, which the one before has brought to L2. Two CTAs an SM of 128 x 128, a warpgroup each, do
+      that under each other's multiplications: 1.005 of the parent's speed at 4096 cubed. But they drift apart; where L2
+      cannot hold what all of them read (K of 8192) that costs 6 %. There one CTA an SM takes a large tile, 128 x 192 or
+      128 x 256, whichever leaves less of the last wave empty: 1.006 (`default_config`, by `benchmarks.steps`).
 
 Warp roles:
     | warps    | role                                                                               |
@@ -46,7 +45,7 @@ from tensorladder.core import arch as archs
 from tensorladder.core.probes import Plan
 from tensorladder.core.program import Program
 from tensorladder.frontends.cutedsl import compile_program
-from tensorladder.rungs.parts import probes
+from tensorladder.rungs.parts import limits, probes, waves
 from tensorladder.rungs.parts.tensors import row_major
 from tensorladder.rungs.rung import Rung
 
@@ -57,15 +56,17 @@ class WarpSpecializedGemmConfig:
     in shared memory.
 
     raster: rows of tiles that consecutive CTAs go down before the next column, so that they share A and B in L2.
-    ctas_per_sm: what the registers at launch have to allow. producer_registers, consumer_registers: a thread, after
-    setmaxnreg (multiples of 8). probes: the variant that marks time, which `tensorladder trace` reads; warp 9 then
-    watches the loads land.
+    ahead: K tiles brought to L2 for the CTA sm_count * ctas_per_sm later. ctas_per_sm: what registers at launch have to
+    allow. producer_registers, consumer_registers: a thread, after setmaxnreg (multiples of 8). probes: the variant that
+    marks time, which `tensorladder trace` reads; warp 9 then watches the loads land.
     """
 
     tile: tuple[int, int, int] = (128, 256, 64)
     warpgroups: int = 2
     stages: int = 4
     raster: int = 16
+    ahead: int = 3
+    sm_count: int = 132
     ctas_per_sm: int = 1
     producer_registers: int = 40
     consumer_registers: int = 232
@@ -116,6 +117,8 @@ class WarpSpecializedGemm:
         self.threads = WARPGROUP * (config.warpgroups + 1)
         self.stages = config.stages
         self.raster = config.raster
+        self.ahead = config.ahead
+        self.resident = config.sm_count * config.ctas_per_sm
         self.ctas_per_sm = config.ctas_per_sm
         self.producer_registers = config.producer_registers
         self.consumer_registers = config.consumer_registers
@@ -165,13 +168,11 @@ class WarpSpecializedGemm:
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         group = warp // WARPS
         m, n = self.raster_tile(bidx, tiles)
-        coord = (m, n, None)
         if warp == self.producer_warp:  # before anything waits for it
             cpasync.prefetch_descriptor(tma_A)
             cpasync.prefetch_descriptor(tma_B)
 
-        smem = SmemAllocator()
-        storage = smem.allocate(self.shared_storage)
+        storage = SmemAllocator().allocate(self.shared_storage)
         sA = storage.sA.get_tensor(sA_layout.outer, swizzle=sA_layout.inner)
         sB = storage.sB.get_tensor(sB_layout.outer, swizzle=sB_layout.inner)
         # C takes the place of A's and B's stages once they are multiplied.
@@ -180,12 +181,12 @@ class WarpSpecializedGemm:
         stage_bytes = cute.size_in_bytes(element_type, cute.select(sA_layout, mode=[0, 1]))
         stage_bytes += cute.size_in_bytes(element_type, cute.select(sB_layout, mode=[0, 1]))
 
-        # (BM, BK, k tiles), (BN, BK, k tiles), (64, 64, chunks along M, along N), as coordinates.
-        gA = cute.local_tile(mA, tiler=self.tile, coord=coord, proj=(1, None, 1))
-        gB = cute.local_tile(mB, tiler=self.tile, coord=coord, proj=(None, 1, 1))
+        # (BM, BK, tiles m, k tiles), (BN, BK, tiles n, k tiles), (64, 64, chunks m, chunks n), as coordinates.
+        gA = cute.local_tile(mA, tiler=self.tile, coord=(None, None, None), proj=(1, None, 1))
+        gB = cute.local_tile(mB, tiler=self.tile, coord=(None, None, None), proj=(None, 1, 1))
         gC = cute.local_tile(mC, tiler=(CHUNK, CHUNK), coord=(None, None))
 
-        # gmem -> smem and back: (TMA, stage), (TMA, k tile); (TMA, chunk of the tile), (TMA, chunk m, chunk n)
+        # gmem -> smem and back: (TMA, stage), (TMA, tile, k tile); (TMA, chunk of the tile), (TMA, chunk m, chunk n)
         tAsA, tAgA = self.tma_partition(tma_A, sA, gA)
         tBsB, tBgB = self.tma_partition(tma_B, sB, gB)
         tCsC, tCgC = self.tma_partition(tma_C, sC, gC)
@@ -209,7 +210,7 @@ class WarpSpecializedGemm:
         )
         producer, consumer = pipeline.make_participants()
         consumers = NamedBarrier(barrier_id=1, num_threads=32 * self.consumer_warps)
-        num_k_tiles = cute.size(gA, mode=[2])
+        num_k_tiles = cute.size(gA, mode=[3])
 
         if warp >= self.producer_warp:
             cute.arch.setmaxregister_decrease(self.producer_registers)
@@ -219,9 +220,14 @@ class WarpSpecializedGemm:
                     probes.mark(mP, bidx, PRODUCER, 2 * k_tile)
                     stage = producer.acquire_and_advance()
                     probes.mark(mP, bidx, PRODUCER, 2 * k_tile + 1)
-                    cute.copy(tma_A, tAgA[None, k_tile], tAsA[None, stage.index], tma_bar_ptr=stage.barrier)
-                    cute.copy(tma_B, tBgB[None, k_tile], tBsB[None, stage.index], tma_bar_ptr=stage.barrier)
+                    cute.copy(tma_A, tAgA[None, m, k_tile], tAsA[None, stage.index], tma_bar_ptr=stage.barrier)
+                    cute.copy(tma_B, tBgB[None, n, k_tile], tBsB[None, stage.index], tma_bar_ptr=stage.barrier)
                 probes.mark(mP, bidx, PRODUCER, 2 * num_k_tiles)
+                if bidx + self.resident < cute.size(tiles):
+                    next_m, next_n = self.raster_tile(bidx + self.resident, tiles)
+                    for k_tile in cutlass.range_constexpr(min(self.ahead, num_k_tiles)):
+                        cute.prefetch(tma_A, tAgA[None, next_m, k_tile])
+                        cute.prefetch(tma_B, tBgB[None, next_n, k_tile])
             if cutlass.const_expr(mP is not None):
                 if warp == self.producer_warp + 1:
                     self.watch(consumer.clone(), mP, bidx, num_k_tiles)
@@ -342,14 +348,26 @@ class WarpSpecializedGemm:
         return cute.tile_to_shape(atom, (rows, cols, stages), order=(0, 1, 2))
 
 
+LARGE = (WarpSpecializedGemmConfig(), WarpSpecializedGemmConfig(tile=(128, 192, 64), stages=5))
+PAIR = WarpSpecializedGemmConfig((128, 128, 64), warpgroups=1, stages=3, ahead=2, ctas_per_sm=2, consumer_registers=216)
+LONG_K = 6144  # 264 CTAs of 128 x 128 in a square read 4096 rows of A and B, 50 MB of such a length
+
+
+def default_config(shape: tuple[int, ...]) -> WarpSpecializedGemmConfig:
+    """Knobs for (M, N, K): two CTAs an SM where the L2 holds all that they read, else what wastes least of a wave."""
+    large = waves.fitting(shape, *LARGE)
+    alone = waves.tiles(shape, large.tile) <= large.sm_count or shape[2] > LONG_K
+    return large if alone else min((PAIR, large), key=lambda config: waves.most_work(shape, config))
+
+
 def compile(arch: str, shape: tuple[int, ...], dtype: str, config: WarpSpecializedGemmConfig | None = None) -> Program:
     """The rung for one architecture, shape (M, N, K) and element type. M from 2; N and K multiples of 8 (16 bytes)."""
     (m, n, k), dtype = RUNG.check(arch, shape, dtype)
-    config = config or WarpSpecializedGemmConfig()
+    config = config or default_config((m, n, k))
     check_config(config, arch)
     RUNG.require(m > 1, "M=1: the DSL makes a one-dimensional tensor map of a single row, pad M to 2")
-    RUNG.require(n % 8 == 0, f"N={n}: TMA wants row pitches of 16 bytes, pad N to a multiple of 8")
-    RUNG.require(k % 8 == 0, f"K={k}: TMA wants row pitches of 16 bytes, pad K to a multiple of 8")
+    for name, size in (("N", n), ("K", k)):
+        RUNG.require(size % 8 == 0, f"{name}={size}: TMA wants row pitches of 16 bytes, pad {name} to a multiple of 8")
     arrays = [row_major(dtype, extents) for extents in ((m, k), (n, k), (m, n))]
     if config.probes:
         arrays.append(probes.buffer(Plan.of(RUNG.probes), *marked((m, n, k), dtype, config)))
@@ -358,8 +376,7 @@ def compile(arch: str, shape: tuple[int, ...], dtype: str, config: WarpSpecializ
 
 def marked(shape: tuple[int, ...], dtype: str, config: WarpSpecializedGemmConfig) -> tuple[int, int]:
     """(CTAs, K tiles of each), which the probes mark."""
-    tiles = [-(-extent // size) for extent, size in zip(shape, config.tile)]
-    return tiles[0] * tiles[1], tiles[2]
+    return waves.tiles(shape, config.tile), -(-shape[2] // config.tile[2])
 
 
 def check_config(config: WarpSpecializedGemmConfig, arch: str) -> None:
@@ -369,6 +386,7 @@ def check_config(config: WarpSpecializedGemmConfig, arch: str) -> None:
     RUNG.require(1 <= groups <= 4, f"warpgroups={groups}: 1 to 4, more have no room for accumulators")
     RUNG.require(not config.probes or groups == 2, f"warpgroups={groups}: the variant with probes marks two")
     RUNG.require(config.raster > 0, f"raster={config.raster}: at least 1 row of tiles")
+    RUNG.require(config.ahead >= 0, f"ahead={config.ahead}: at least 0 K tiles")
     RUNG.require(min(config.tile) > 0, f"tile={config.tile}: extents are positive")
     RUNG.require(bM % (64 * groups) == 0, f"tile={config.tile}: M must be a multiple of {64 * groups}")
     RUNG.require(bK % 64 == 0 and bN % 64 == 0, f"tile={config.tile}: N and K must be multiples of 64 (128 bytes)")
@@ -376,22 +394,6 @@ def check_config(config: WarpSpecializedGemmConfig, arch: str) -> None:
     RUNG.require(config.stages >= 2, f"stages={config.stages}: at least 2, one to fill and one to multiply")
     stages = config.stages * (bM + bN) * bK
     RUNG.require(stages >= bM * bN, f"stages={config.stages}: C ({bM} x {bN}) must fit into the stages")
-    check_registers(config)
+    limits.check_registers(RUNG, config, groups, bM * bN // (WARPGROUP * groups))
     smem, limit = 2 * stages + 1024, archs.find(arch).smem_per_cta
     RUNG.require(smem <= limit, f"stages={config.stages}: {smem} bytes of shared memory, {arch} has {limit}")
-
-
-def check_registers(config: WarpSpecializedGemmConfig) -> None:
-    """UsageError unless the accumulators fit, and what consumers gain by setmaxnreg producers give: else it hangs."""
-    consumers, producers = WARPGROUP * config.warpgroups, WARPGROUP
-    RUNG.require(1 <= config.ctas_per_sm <= 8, f"ctas_per_sm={config.ctas_per_sm}: 1 to 8")
-    for name in ("producer_registers", "consumer_registers"):
-        count = getattr(config, name)
-        RUNG.require(count in range(24, 257, 8), f"{name}={count}: setmaxnreg takes multiples of 8 from 24 to 256")
-    accumulators, registers = config.tile[0] * config.tile[1] // consumers, min(config.consumer_registers, 255)
-    fits = accumulators + 40 <= registers
-    RUNG.require(fits, f"tile={config.tile}: {accumulators} accumulators a thread, which has {registers} registers")
-    at_launch = min(65536 // config.ctas_per_sm // (consumers + producers) // 8 * 8, 255)
-    used = consumers * config.consumer_registers + producers * config.producer_registers
-    fits = used <= at_launch * (consumers + producers)
-    RUNG.require(fits, f"consumer_registers={config.consumer_registers}: a CTA starts with {at_launch} a thread")

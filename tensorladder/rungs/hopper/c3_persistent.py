@@ -2,15 +2,20 @@
 
 Adds:
     A loop over tiles around the parent's kernel. With a CTA a tile, each tile begins with empty stages and ends with
-    tensor cores that wait for C to be stored: 4 % of the time at 4096 cubed, more with a shorter K. Here the producer
-    walks on to the next tile as soon as a stage is free, so that its first stages are full before the epilogue is
-    through; and C has staging buffers of its own, from which TMA stores while the next tile is multiplied.
+    tensor cores that wait for C to be stored; a second CTA covers that, as long as L2 holds what both read. Here the
+    producer walks on to the next tile as soon as a stage is free, so that its first stages are full before the epilogue
+    is through; and C has staging buffers of its own, from which TMA stores while the next tile is multiplied. 1.02 of
+    the parent's speed at 4096 cubed, 1.03 at 8192, on an H200 (`benchmarks.steps`).
     - Tiles are numbered for L2: down `raster` rows, then the next column, and CTAs take every `grid`-th number, so that
       those at work at one time lie in a nearly square block of C and share its rows of A and B.
     - A warpgroup stores its 64 rows in chunks of 64 columns, from two buffers in turn: before a buffer is written the
       bulk group that read it must have (wait_group.read), a wait of the thread that issued it, which a named barrier
       makes known to the warpgroup. Warpgroups no longer wait for each other at all.
     - The producer and the consumers compute the same walk each for itself; the ring's state goes on from tile to tile.
+    - The tile follows the shape (`default_config`): of 128 x 256 and 128 x 192, which leaves room for all of its C, the
+      one whose last wave wastes less.
+    fp8 (e4m3) with fp16 results is the same kernel, with twice as many elements in a tile's 128-byte rows. Hopper adds
+    fp8 products to 13 fraction bits (NOTES.md): a long K loses a little.
 
 Warp roles:
     | warps    | role                                                                               |
@@ -41,14 +46,16 @@ from cutlass.pipeline import Agent, CooperativeGroup, NamedBarrier, PipelineTmaA
 from tensorladder.core import arch as archs
 from tensorladder.core.program import Program
 from tensorladder.frontends.cutedsl import compile_program
+from tensorladder.problems import dtype_named
+from tensorladder.rungs.parts import limits, waves
 from tensorladder.rungs.parts.tensors import row_major
 from tensorladder.rungs.rung import Rung
 
 
 @dataclass(frozen=True)
 class PersistentGemmConfig:
-    """tile: (M, N, K) of a CTA. warpgroups: of consumers, one below the other along M of the tile of C. stages: K tiles
-    in shared memory.
+    """tile: (M, N, K) of a CTA; K counts 16-bit elements (twice as many of fp8). warpgroups: of consumers, one below
+    the other along M of the tile of C. stages: K tiles in shared memory.
 
     c_stages: buffers of 64 x 64 of C a warpgroup. raster: rows of tiles before the next column, so that CTAs share A
     and B in L2. sm_count, ctas_per_sm: the grid is their product, or the number of tiles where that is less.
@@ -72,7 +79,7 @@ RUNG = Rung(
     adds="persistent CTAs, tiles grouped for L2; C leaves through buffers of its own while the next tile is multiplied",
     archs=("sm_90a",),
     problem="gemm",
-    dtypes=("fp16", "bf16"),
+    dtypes=("fp16", "bf16", "e4m3"),
     config=PersistentGemmConfig,
 )
 
@@ -82,8 +89,8 @@ CHUNK = 64  # rows and columns of C that a warpgroup stores at a time: as wide a
 
 
 class PersistentGemm:
-    def __init__(self, config: PersistentGemmConfig):
-        self.tile = config.tile
+    def __init__(self, config: PersistentGemmConfig, element_bits: int):
+        self.tile = (*config.tile[:2], config.tile[2] * 16 // element_bits)
         self.warpgroups = config.warpgroups
         self.consumer_warps = WARPS * config.warpgroups
         self.producer_warp = self.consumer_warps
@@ -99,28 +106,26 @@ class PersistentGemm:
     @cute.jit
     def __call__(self, mA: cute.Tensor, mB: cute.Tensor, mC: cute.Tensor):
         bM, bN, bK = self.tile
-        sA_layout = self.smem_layout(bM, bK, self.stages)
-        sB_layout = self.smem_layout(bN, bK, self.stages)
-        sC_layout = self.smem_layout(CHUNK, CHUNK, self.warpgroups * self.c_stages)
+        element_type, result_type = mA.element_type, mC.element_type
+        sA_layout = self.smem_layout(element_type, bM, bK, self.stages)
+        sB_layout = self.smem_layout(element_type, bN, bK, self.stages)
+        sC_layout = self.smem_layout(result_type, CHUNK, CHUNK, self.warpgroups * self.c_stages)
 
         # A descriptor and a tensor of coordinates for each matrix. TMA takes coordinates, not addresses.
         load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
         tma_A, mA = cpasync.make_tiled_tma_atom(load, mA, cute.select(sA_layout, mode=[0, 1]), (bM, bK))
         tma_B, mB = cpasync.make_tiled_tma_atom(load, mB, cute.select(sB_layout, mode=[0, 1]), (bN, bK))
-        element_type = mC.element_type
         tma_C, mC = cpasync.make_tiled_tma_atom(store, mC, cute.select(sC_layout, mode=[0, 1]), (CHUNK, CHUNK))
 
         # A warpgroup does 64 rows and all columns at once; both operands lie in shared memory with K contiguous.
-        k_major, source = OperandMajorMode.K, warpgroup.OperandSource.SMEM
-        mma_op = warpgroup.MmaF16BF16Op(element_type, cutlass.Float32, (64, bN, 16), source, k_major, k_major)
-        tiled_mma = cute.make_tiled_mma(mma_op, cute.make_layout((self.warpgroups, 1, 1)))
+        tiled_mma = cute.make_tiled_mma(self.mma_op(element_type, bN), cute.make_layout((self.warpgroups, 1, 1)))
 
         @cute.struct
         class SharedStorage:
             barriers: cute.struct.MemRange[cutlass.Int64, 2 * self.stages]
             sA: cute.struct.Align[cute.struct.MemRange[element_type, cute.cosize(sA_layout)], 1024]
             sB: cute.struct.Align[cute.struct.MemRange[element_type, cute.cosize(sB_layout)], 1024]
-            sC: cute.struct.Align[cute.struct.MemRange[element_type, cute.cosize(sC_layout)], 1024]
+            sC: cute.struct.Align[cute.struct.MemRange[result_type, cute.cosize(sC_layout)], 1024]
 
         self.shared_storage = SharedStorage
         tiles = cute.ceil_div(mC.shape, (bM, bN))
@@ -241,10 +246,8 @@ class PersistentGemm:
         """
         together = NamedBarrier(barrier_id=1 + group, num_threads=WARPGROUP)
         # The accumulator of a 64 x 64 WGMMA is laid out as any 64 columns of a wider one.
-        k_major, source = OperandMajorMode.K, warpgroup.OperandSource.SMEM
         element_type = sC.element_type
-        chunk_op = warpgroup.MmaF16BF16Op(element_type, cutlass.Float32, (64, CHUNK, 16), source, k_major, k_major)
-        chunk_mma = cute.make_tiled_mma(chunk_op)
+        chunk_mma = cute.make_tiled_mma(self.mma_op(element_type, CHUNK))
         atom_r2s = cute.make_copy_atom(cute.nvgpu.warp.StMatrix8x8x16bOp(False, 4), element_type)
         thr_r2s = cute.make_tiled_copy_C(atom_r2s, chunk_mma).get_slice(thread)
         tCrF = chunk_mma.make_fragment_C(chunk_mma.get_slice(0).partition_shape_C((CHUNK, CHUNK)))
@@ -290,22 +293,41 @@ class PersistentGemm:
         rows = min(tiles[0] - group * self.raster, self.raster)
         return group * self.raster + within % rows, within // rows
 
-    def smem_layout(self, rows: int, cols: int, stages: int):
-        """(rows, cols, stages), row-major in columns of 64 elements: 128 bytes, the swizzle of TMA and WGMMA."""
-        atom = cute.make_composed_layout(cute.make_swizzle(3, 4, 3), 0, cute.make_layout((8, 64), stride=(64, 1)))
+    def mma_op(self, element_type: type[cutlass.Numeric], n: int):
+        """WGMMA of 64 x n and 32 bytes of K, both operands from shared memory with K contiguous."""
+        k_major, shape = OperandMajorMode.K, (64, n, 256 // element_type.width)
+        where = (warpgroup.OperandSource.SMEM, k_major, k_major)
+        if element_type.width == 8:
+            return warpgroup.MmaF8Op(element_type, element_type, cutlass.Float32, shape, *where)
+        return warpgroup.MmaF16BF16Op(element_type, cutlass.Float32, shape, *where)
+
+    def smem_layout(self, element_type: type[cutlass.Numeric], rows: int, cols: int, stages: int):
+        """(rows, cols, stages), row-major in columns of 128 bytes, the swizzle of TMA and WGMMA."""
+        width = 1024 // element_type.width
+        plain = cute.make_layout((8, width), stride=(width, 1))
+        atom = cute.make_composed_layout(cute.make_swizzle(3, 4, 3), 0, plain)
         return cute.tile_to_shape(atom, (rows, cols, stages), order=(0, 1, 2))
 
 
+WIDE = PersistentGemmConfig(tile=(128, 192, 64), stages=4, c_stages=3)
+
+
+def default_config(shape: tuple[int, ...]) -> PersistentGemmConfig:
+    """Knobs for (M, N, K): the tile that wastes least of the last wave."""
+    return waves.fitting(shape, PersistentGemmConfig(), WIDE)
+
+
 def compile(arch: str, shape: tuple[int, ...], dtype: str, config: PersistentGemmConfig | None = None) -> Program:
-    """The rung for one architecture, shape (M, N, K) and element type. M from 2; N and K multiples of 8 (16 bytes)."""
+    """The rung for one architecture, shape (M, N, K) and element type. M from 2; N a multiple of 8, K of 16 bytes."""
     (m, n, k), dtype = RUNG.check(arch, shape, dtype)
-    config = config or PersistentGemmConfig()
+    config = config or default_config((m, n, k))
     check_config(config, arch)
     RUNG.require(m > 1, "M=1: the DSL makes a one-dimensional tensor map of a single row, pad M to 2")
     RUNG.require(n % 8 == 0, f"N={n}: TMA wants row pitches of 16 bytes, pad N to a multiple of 8")
-    RUNG.require(k % 8 == 0, f"K={k}: TMA wants row pitches of 16 bytes, pad K to a multiple of 8")
-    arrays = [row_major(dtype, extents) for extents in ((m, k), (n, k), (m, n))]
-    return compile_program(PersistentGemm(config), *arrays, arch=arch, name=RUNG.name)
+    bits = dtype_named(dtype).bits
+    RUNG.require(k * bits % 128 == 0, f"K={k}: TMA wants row pitches of 16 bytes, pad K to a multiple of {128 // bits}")
+    arrays = [row_major(dtype, (m, k)), row_major(dtype, (n, k)), row_major("fp16" if bits == 8 else dtype, (m, n))]
+    return compile_program(PersistentGemm(config, bits), *arrays, arch=arch, name=RUNG.name)
 
 
 def check_config(config: PersistentGemmConfig, arch: str) -> None:
@@ -323,24 +345,8 @@ def check_config(config: PersistentGemmConfig, arch: str) -> None:
     fits = config.c_stages > 0 and chunks % config.c_stages == 0
     RUNG.require(fits, f"c_stages={config.c_stages}: must divide the {chunks} chunks of a warpgroup's tile")
     RUNG.require(config.sm_count > 0, f"sm_count={config.sm_count}: at least 1")
-    check_registers(config)
+    limits.check_registers(RUNG, config, groups, bM * bN // (WARPGROUP * groups))
     smem = 2 * (config.stages * (bM + bN) * bK + groups * config.c_stages * CHUNK * CHUNK) + 1024
     limit = archs.find(arch).smem_per_cta
     stages = f"stages={config.stages}, c_stages={config.c_stages}"
     RUNG.require(smem <= limit, f"{stages}: {smem} bytes of shared memory, {arch} has {limit}")
-
-
-def check_registers(config: PersistentGemmConfig) -> None:
-    """UsageError unless the accumulators fit, and what consumers gain by setmaxnreg producers give: else it hangs."""
-    consumers, producers = WARPGROUP * config.warpgroups, WARPGROUP
-    RUNG.require(1 <= config.ctas_per_sm <= 8, f"ctas_per_sm={config.ctas_per_sm}: 1 to 8")
-    for name in ("producer_registers", "consumer_registers"):
-        count = getattr(config, name)
-        RUNG.require(count in range(24, 257, 8), f"{name}={count}: setmaxnreg takes multiples of 8 from 24 to 256")
-    accumulators, registers = config.tile[0] * config.tile[1] // consumers, min(config.consumer_registers, 255)
-    fits = accumulators + 40 <= registers
-    RUNG.require(fits, f"tile={config.tile}: {accumulators} accumulators a thread, which has {registers} registers")
-    at_launch = min(65536 // config.ctas_per_sm // (consumers + producers) // 8 * 8, 255)
-    used = consumers * config.consumer_registers + producers * config.producer_registers
-    fits = used <= at_launch * (consumers + producers)
-    RUNG.require(fits, f"consumer_registers={config.consumer_registers}: a CTA starts with {at_launch} a thread")

@@ -4,17 +4,18 @@ Adds:
     Thread-block clusters. The CTAs of a cluster work on neighbouring tiles of C: those below one another multiply by
     the same tile of B, those beside one another by the same tile of A. Each asks TMA for its part of a shared tile and
     has it multicast: the bytes land at the same place in the shared memory of all that need them, and each one's `full`
-    barrier counts them. With 2 x 1 CTAs each tile of B is read once for two: the L2 sends 2/3 of the bytes, and that
-    rate is what large tiles at full tensor-core speed run into. The price is that CTAs now depend on each other:
+    barrier counts them. With 2 x 1 CTAs each tile of B is read once for two: the L2 sends 2/3 of the bytes. That pays
+    where its rate is the limit: rows of A and B whose pitch is no multiple of 128 bytes lie across the lines of L2, and
+    5000 cubed in fp16 is 1.25 times as fast as the parent on an H200. Where rows begin at lines, tiles this large ask
+    for less than L2 sends, and the cluster costs 0 to 0.3 %: 0.998 at 4096 cubed, 0.997 at 8192, 1.001 in fp8, 1.000 at
+    16384 (`benchmarks.steps`). So this is a side branch: the next rung goes on from the parent. The price is that CTAs
+    now depend on each other:
     - A stage may be overwritten when the consumers of all CTAs that receive into it have released it: `empty` counts
       the arrivals of their warps too, sent to the barrier of each sender through distributed shared memory.
     - Barriers must be initialised before a peer's bytes or arrivals come in: fence.mbarrier_init for the cluster, then
       a cluster barrier in place of the CTA's.
     - A CTA may not exit while peers still arrive at its barriers: the producer waits at the end until all stages are
       empty (tail).
-    On an H200 at its power limit fp16 is as fast without (`benchmarks.steps`): L2's rate is not the limit there yet.
-    fp8 (e4m3) with fp16 results is the same kernel, with twice as many elements in a tile's 128-byte rows. Hopper adds
-    fp8 products to 13 fraction bits (NOTES.md): a long K loses a little.
 
 Warp roles:
     | warps    | role, in each CTA                                                                  |
@@ -46,6 +47,7 @@ from tensorladder.core import arch as archs
 from tensorladder.core.program import Program
 from tensorladder.frontends.cutedsl import compile_program
 from tensorladder.problems import dtype_named
+from tensorladder.rungs.parts import limits, waves
 from tensorladder.rungs.parts.tensors import row_major
 from tensorladder.rungs.rung import Rung
 
@@ -333,10 +335,18 @@ class MulticastGemm:
         return cute.tile_to_shape(atom, (rows, cols, stages), order=(0, 1, 2))
 
 
+WIDE = MulticastGemmConfig(tile=(128, 192, 64), stages=4, c_stages=3)
+
+
+def default_config(shape: tuple[int, ...]) -> MulticastGemmConfig:
+    """Knobs for (M, N, K): the tile that wastes least of the last wave."""
+    return waves.fitting(shape, MulticastGemmConfig(), WIDE)
+
+
 def compile(arch: str, shape: tuple[int, ...], dtype: str, config: MulticastGemmConfig | None = None) -> Program:
     """The rung for one architecture, shape (M, N, K) and element type. M from 2; N a multiple of 8, K of 16 bytes."""
     (m, n, k), dtype = RUNG.check(arch, shape, dtype)
-    config = config or MulticastGemmConfig()
+    config = config or default_config((m, n, k))
     check_config(config, arch)
     RUNG.require(m > 1, "M=1: the DSL makes a one-dimensional tensor map of a single row, pad M to 2")
     RUNG.require(n % 8 == 0, f"N={n}: TMA wants row pitches of 16 bytes, pad N to a multiple of 8")
@@ -368,24 +378,8 @@ def check_config(config: MulticastGemmConfig, arch: str) -> None:
     RUNG.require(2 <= ctas <= archs.PORTABLE_CLUSTER, f"cluster_m * cluster_n: {ctas} CTAs, a cluster has 2 to 8")
     resident = config.sm_count * config.ctas_per_sm
     RUNG.require(resident >= ctas, f"sm_count={config.sm_count}: a cluster of {ctas} must fit")
-    check_registers(config)
+    limits.check_registers(RUNG, config, groups, bM * bN // (WARPGROUP * groups))
     smem = 2 * (config.stages * (bM + bN) * bK + groups * config.c_stages * CHUNK * CHUNK) + 1024
     limit = archs.find(arch).smem_per_cta
     stages = f"stages={config.stages}, c_stages={config.c_stages}"
     RUNG.require(smem <= limit, f"{stages}: {smem} bytes of shared memory, {arch} has {limit}")
-
-
-def check_registers(config: MulticastGemmConfig) -> None:
-    """UsageError unless the accumulators fit, and what consumers gain by setmaxnreg producers give: else it hangs."""
-    consumers, producers = WARPGROUP * config.warpgroups, WARPGROUP
-    RUNG.require(1 <= config.ctas_per_sm <= 8, f"ctas_per_sm={config.ctas_per_sm}: 1 to 8")
-    for name in ("producer_registers", "consumer_registers"):
-        count = getattr(config, name)
-        RUNG.require(count in range(24, 257, 8), f"{name}={count}: setmaxnreg takes multiples of 8 from 24 to 256")
-    accumulators, registers = config.tile[0] * config.tile[1] // consumers, min(config.consumer_registers, 255)
-    fits = accumulators + 40 <= registers
-    RUNG.require(fits, f"tile={config.tile}: {accumulators} accumulators a thread, which has {registers} registers")
-    at_launch = min(65536 // config.ctas_per_sm // (consumers + producers) // 8 * 8, 255)
-    used = consumers * config.consumer_registers + producers * config.producer_registers
-    fits = used <= at_launch * (consumers + producers)
-    RUNG.require(fits, f"consumer_registers={config.consumer_registers}: a CTA starts with {at_launch} a thread")
