@@ -135,6 +135,9 @@ def test_a_finding_of_a_random_schedule_replays_bit_for_bit(tmp_path, capsys):
         assert main([*words, "--json"]) == 1
         again.append(json.loads(capsys.readouterr().out)["findings"])
     assert again == [[found], [found]]
+    assert main([*words, "--break", "ptx:15", "--continue", "99", "--json"]) == 1  # looked at on the way, the same
+    *dumps, report = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert report["findings"] == [found] and found["where"]["cta"] in [dump["cta"] for dump in dumps]
     assert main([*asked[:-1], "--seeds", "8"]) == 1
     assert f"replay: {command}" in capsys.readouterr().out
 

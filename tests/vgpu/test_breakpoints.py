@@ -163,6 +163,15 @@ def test_an_mbarrier_says_what_it_waits_for_and_who_waits():
     assert "0 of 1 arrivals and 64 bytes pending" in str(points.hits[0])
 
 
+def test_a_launch_that_takes_too_long_shows_where_its_warps_are():
+    text = kernel("  mov.u32 %r2, 0;\nround:\n  add.u32 %r2, %r2, 1;\n  bra.uni round;")
+    points = Breakpoints(["hang@warp=1"])
+    with pytest.raises(KernelError, match="time-out"):
+        vgpu.launch(text, "kernel", 1, 64, [np.zeros(4, np.uint32)], breakpoints=points, timeout=0.2)
+    (warp,) = points.hits[0].to_json()["warps"]
+    assert warp["warp"] == 1 and warp["where"]["ptx_line"] == 11 and register(warp, "%r2")["uniform"] > 1000
+
+
 def test_what_is_in_flight():
     body = "  mov.u32 %r2, tile;\n  cp.async.ca.shared.global [%r2], [%out], 4;\n  cp.async.commit_group;\n"
     text = kernel(body + "  cp.async.wait_group 0;\n  ret;", ".shared .align 16 .b8 tile[64];")
