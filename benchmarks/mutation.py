@@ -39,7 +39,7 @@ POLICIES = ("eager", "lazy", "random:1", "random:2", "random:3")
 TIMEOUT = 30.0
 #: the smallest that go twice round a rung's ring of stages, a CTA on to further tiles: shape, SMs
 SHAPES: dict[str, tuple[tuple[int, ...], int | None]] = {
-    "a1-cluster-launch-control": ((128, 96, 64), None),
+    "a1-cluster-launch-control": ((256, 256, 16), 1),
     "a1-dependent-launch": ((32, 64, 32), None),
     "a1-grouped": ((4, 64, 64, 32), 1),
     "a2-smem-pipeline": ((64, 64, 160), None),
@@ -65,6 +65,8 @@ SHAPES: dict[str, tuple[tuple[int, ...], int | None]] = {
     "d4-persistent": ((768, 256, 448), 2),
     "d4-block-scaled": ((768, 256, 1792), 2),
     "d5-epilogue": ((768, 256, 448), 2),
+    "fused-dsa-split": ((4, 400, 8), 1),
+    "fused-dsa-wgmma": ((4, 400, 8), 1),
     "v4-tma": ((128, 128, 448), None),
     "v5-pipeline": ((128, 128, 320), None),
     "v6-persistent": ((256, 256, 320), 1),
