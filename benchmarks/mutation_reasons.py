@@ -50,6 +50,8 @@ RULES = (
     # ------------------------------------------------------------ no harm in this kernel
     Rule(r"try_wait", "removed|flipped", IDLE, "the first wait for a slot that nobody has used passes at once",
          code=r"acquire|empty|fill", fates=("right",)),
+    Rule(r"try_wait", "removed", IDLE, "the wait for the slot that was used last covers it", code=r"\.tail\(\)",
+         fates=("right",)),
     Rule(r"wgmma\.fence", "removed", IDLE, "no register of the WGMMA was touched since the one before"),
     Rule(r"commit_group", "removed", IDLE, "the next commit, or the wait for all, covers it", fates=("right",)),
     Rule(r"tcgen05\.fence", "removed", BLIND, "another warp loads what was stored and waited for",

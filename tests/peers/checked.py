@@ -45,12 +45,37 @@ KNOWN: tuple[tuple[str, tuple[str, ...], str], ...] = (
         "threads of 16 x 16 whose x is 0 initialise one barrier, 16 times: undefined with no mbarrier.inval between",
     ),
     (
+        r"fmha_bwd\.py", ("tmem",),
+        "tensor memory is freed after a barrier of the compute warps alone: dQ's products and loads are not over",
+    ),
+    (
+        r"mla_decode_fp16\.py", ("race",),
+        "two warps that share rows both store their log-sum-exp: the same value twice, with nothing between",
+    ),
+    (
         r"\[tma_v[01]\.py", ("missing-wait",),
         "the CTA exits after its TMA store, with no commit and no wait for the store's reads",
     ),
     (
         r"\[tma_store\.py", ("missing-proxy-fence", "slot-reuse"),
         "the proxy fence stands after the barrier, and a lane of each of the four warps stores the whole tile",
+    ),
+    (
+        r"\[2cta_mma_tma_store\.py", ("missing-proxy-fence",),
+        "the proxy fence stands after the barrier: the threads that wrote execute none before it",
+    ),
+    (
+        r"\[cluster_tmem_reduce\.py", ("missing-wait", "race", "tmem"),
+        "tcgen05.wait::st stands for the commit that tcgen05.cp wants; cluster barriers with relaxed arrivals order no "
+        "memory; all warps write the same tile",
+    ),
+    (
+        r"\[(05|10)_minimal_tensor_mma\w*\.py", ("barrier-init", "collective"),
+        "a lane of each warp initialises the same barriers; setmaxnreg by single warps of a warpgroup",
+    ),
+    (
+        r"\[slicek_m32n8k128\.py", ("missing-proxy-fence",),
+        "tcgen05.mma reads what cp.async wrote, and nobody executes a proxy fence",
     ),
     (
         r"test_cutlass_example\[fmha\.py", ("missing-wait",),
