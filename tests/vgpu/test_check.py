@@ -202,3 +202,14 @@ def test_registers_that_roles_ask_for_have_to_fit() -> None:
     ask = "setmaxnreg.inc.sync.aligned.u32 {};"
     assert check(ask.format(232), block=288).findings[0].kind == "launch"
     assert not errors(check(ask.format(168), block=256))
+
+
+@pytest.mark.parametrize(("value", "verdict"), [("%r4", Verdict.REVIEW), ("%r0", Verdict.ERROR)])
+@pytest.mark.parametrize("place", ["st.shared.u32 [%r5], {};", "st.global.u32 [%rd3], {};"])
+def test_two_warps_that_store_the_same_value_are_for_review(value, verdict, place) -> None:
+    """Compilers of tiles let every warp that holds a value store it."""
+    body = "and.b32 %r4, %r0, 31; shl.b32 %r5, %r4, 2; add.u32 %r5, %r2, %r5;"
+    body += "mul.wide.u32 %rd3, %r4, 4; add.u64 %rd3, %rd0, %rd3;" + place.format(value)
+    (found,) = check(body).findings
+    assert (found.kind, found.severity) == ("race", verdict)
+    assert found.message.endswith("both write the same value") is (verdict is Verdict.REVIEW)

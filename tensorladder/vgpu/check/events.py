@@ -351,8 +351,11 @@ def tl_check(subject, what, a, b, c, lanes, iid):
     n = number_of(x, w)
     if what == H.CHECK_ACCESS:
         st64(x + X.X_UNDEFINED, 0)
+        st64(x + X.X_STORED_SAME, ld64(w + L.W_STORED_SAME))
         on_access(x, n, a, b, c, lanes, iid)
         st64(w + L.W_UNDEFINED, ld64(x + X.X_UNDEFINED) | ld64(x + X.X_TAINTED))
+        st64(x + X.X_STORED_SAME, 0)
+        st64(w + L.W_STORED_SAME, 0)
     elif what == H.CHECK_ISSUE:
         on_issue(x, w, a, n, lanes, iid)
     elif what == H.CHECK_WGMMA:

@@ -76,6 +76,7 @@ X_SYNC_FIRST = 448  # the table's first row
 X_FENCES = 456  # rings of proxy fences (fences.py): FENCED_*
 X_GRID = 464  # component of "the launch before is over", 0: the launch depends on none
 X_VISITS = 480  # (clock, instruction) i32 by slot and warp of its cluster: its last access of the slot's window
+X_STORED_SAME = 488  # lanes whose access left memory as it was (stores)
 X_MARKS_A = 512  # rows of A that are undefined: whether any, then 256 bits (values.py), for two CTAs of a pair
 X_MARKS_B = X_MARKS_A + 80  # columns of B, the same
 MARKS = 40
@@ -219,7 +220,7 @@ F_BYTES = 128
  ARRIVALS_LEFT, NOT_COMMITTED,
  LATE_ARRIVAL, SPLIT_ARRIVAL, LANES_ABSENT, MASKS_DIFFER, BARRIER_APART, SETMAXNREG_PART,
  LANES_ELSEWHERE, PHASE_SKIPPED, UNDEFINED_STORED, UNDEFINED_ADDRESS, UNDEFINED_BRANCH, UNDEFINED_OPERAND,
- UNDEFINED_COPIED) = range(1, 40)  # fmt: skip
+ UNDEFINED_COPIED, RACE_SAME) = range(1, 41)  # fmt: skip
 (MAP_NOT_RELEASED, MAP_NOT_ACQUIRED, PROXY_GLOBAL, ST_NOT_FENCED) = range(64, 68)
 
 # ---------------------------------------------------------------- addresses that synchronise

@@ -57,7 +57,7 @@ def found(x, code, site, epoch, other_site, other, a, b):
     st64(f + X.F_COUNT, 1)
     y = ld64(x + X.X_Y)
     warps = ld64(x + X.X_WARPS)
-    if code == X.RACE_WW or code == X.RACE_WR or code == X.RACE_RW:
+    if code == X.RACE_WW or code == X.RACE_WR or code == X.RACE_RW or code == X.RACE_SAME:
         st64(f + X.F_A, narrow_between(x, (other_site >> 20) % (warps * ld64(x + X.X_SLOTS)) // warps, warp // warps))
     st64(f + X.F_LINEAR, ld64(y + warp // warps * X.Y_BYTES + X.Y_LINEAR))
     st64(
@@ -252,6 +252,17 @@ def after_read(x, v, epoch, site, r, read_site, shared):
 
 
 @helper
+def same_value(x, w):
+    """Whether a store wrote what an earlier one by another warp of its CTA had left: compilers of tiles let all warps
+    that hold a value store it."""
+    warps = ld64(x + X.X_WARPS)
+    k = (w >> 48) - 1
+    alike = ld64(x + X.X_LANES) & ~ld64(x + X.X_STORED_SAME) == 0
+    this_cta = k // warps == ld64(x + X.X_WARP) // warps and k < warps * ld64(x + X.X_SLOTS)
+    return alike and this_cta and (w >> 16) & 0xFFFFFFFF > ld32(ld64(x + X.X_STARTS) + 4 * k)
+
+
+@helper
 def write_cell(x, arena, cell, v, p, epoch, site, shared):
     """A write of what a whole cell stands for."""
     w = ld64(cell)
@@ -261,7 +272,8 @@ def write_cell(x, arena, cell, v, p, epoch, site, shared):
     if w != 0:
         if not before(x, v, w, shared):
             if not exempt(x, w, epoch) and not repeated(cell, w, epoch, site):
-                found(x, X.RACE_WW, site, epoch, ld32(cell + X.CELL_SITES), w, 0, 0)
+                code = X.RACE_SAME if same_value(x, w) else X.RACE_WW
+                found(x, code, site, epoch, ld32(cell + X.CELL_SITES), w, 0, 0)
         elif epoch & _ASYNC and w & _ASYNC == 0 and other_proxy(x, v, p, w, shared):
             reduces = shared == 0 and epoch & _STRONG
             found(x, X.PROXY_GLOBAL if reduces else X.PROXY_WRITE, site, epoch, ld32(cell + X.CELL_SITES), w, 0, 0)

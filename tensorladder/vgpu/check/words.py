@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tensorladder.core.arch import REGISTERS_PER_SM
@@ -203,9 +203,12 @@ def _finding(reader: Reader, row: list[int]) -> Finding:
         if field["space"] == X.SPACE_GLOBAL:
             linear = reader.earlier_cta(field["other_epoch"], linear)
         other = reader.where(field["other_site"] & 0xFFFFFFFF, linear, None, space, None)
-    if code in (X.RACE_WW, X.RACE_WR, X.RACE_RW):
+    if code in (X.RACE_WW, X.RACE_WR, X.RACE_RW, X.RACE_SAME):
         assert other is not None
-        return _race(reader, code, field, here, other)
+        race = _race(reader, code, field, here, other)
+        if code == X.RACE_SAME:
+            race = replace(race, verdict=Verdict.REVIEW, message=f"{race.message}; both write the same value")
+        return race
     kind, verdict, message, fix = _TEXTS[code]
     a, b = field["a"], field["b"]
     if code == X.TX_LEFT and a < 0:

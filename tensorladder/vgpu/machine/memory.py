@@ -231,6 +231,22 @@ def tl_ld(w, space, addresses, mask, vectors, size, count, align, iid):
     return 1
 
 
+@helper
+def same_already(addresses, mask, vectors, size, count):
+    """Lanes that are to store what is there already."""
+    same = 0
+    for lane in range(L.LANES):
+        if (mask >> lane) & 1:
+            at = ld64(addresses + 8 * lane)
+            differs = 0
+            for j in range(count):
+                for k in range(size):
+                    differs |= ld8(at + size * j + k) ^ ld8(vectors + 256 * j + size * lane + k)
+            if differs == 0:
+                same |= 1 << lane
+    return same
+
+
 @export
 def tl_st(w, space, addresses, mask, vectors, size, count, iid):
     """Store `count` elements of `size` bytes a lane, lanes in ascending order."""
@@ -238,6 +254,8 @@ def tl_st(w, space, addresses, mask, vectors, size, count, iid):
         return 0
     if not resolve_all(w, space, addresses, mask, size * count, 1, iid):
         return 0
+    if ld64(ld64(w + L.W_LAUNCH) + L.L_CHECK) != 0:
+        st64(w + L.W_STORED_SAME, same_already(addresses, mask, vectors, size, count))
     for lane in range(L.LANES):
         if (mask >> lane) & 1:
             a = ld64(addresses + 8 * lane)
