@@ -54,8 +54,6 @@ RULES = (
          fates=("right",)),
     Rule(r"wgmma\.fence", "removed", IDLE, "no register of the WGMMA was touched since the one before"),
     Rule(r"commit_group", "removed", IDLE, "the next commit, or the wait for all, covers it", fates=("right",)),
-    Rule(r"tcgen05\.fence", "removed", BLIND, "another warp loads what was stored and waited for",
-         rung=r"^z2", fates=("right",)),
     Rule(r"tcgen05\.fence", "removed", IDLE, "orders no tcgen05 operation of another thread", fates=("right",)),
     Rule(r"mbarrier\.arrive", "removed|doubled", IDLE, "nobody waits for it again: one tile a CTA", code="accumulator",
          rung=r"^(d1|d2|d3)", fates=("right",)),
@@ -75,6 +73,11 @@ RULES = (
          fates=("right",)),
     Rule(r"bar\.warp\.sync", "removed", IDLE, "what comes before is executed by all lanes together (.aligned)"),
     Rule(r"griddepcontrol\.wait", "removed", IDLE, "no launch before it writes what it reads"),
+    Rule(r"cp\.async\.bulk\.wait_group", "removed", IDLE, "threads, not TMA, store the last tile of a CTA here",
+         rung=r"^c9", code=r"\(0, read=True\)", fates=("right",)),
+    # ------------------------------------------------------------ not seen
+    Rule(r"fence\.acq_rel\.cluster", "removed", BLIND, "a wait of CTA scope for what st.async of another CTA completes",
+         rung=r"^a0", fates=("right",)),
     # ------------------------------------------------------------ for review
     Rule(r"mbarrier\.init", "count", REVIEW, "a phase ends an arrival early, wrong where that one is late"),
     Rule(r"fence\.mbarrier_init", "removed", REVIEW, "initialised before a CTA barrier, not fenced for other proxies",

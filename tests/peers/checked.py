@@ -57,11 +57,11 @@ KNOWN: tuple[tuple[str, tuple[str, ...], str], ...] = (
         "the CTA exits after its TMA store, with no commit and no wait for the store's reads",
     ),
     (
-        r"\[tma_store\.py", ("missing-proxy-fence", "slot-reuse"),
+        r"\[tma_(load_)?store\.py", ("missing-proxy-fence", "slot-reuse"),
         "the proxy fence stands after the barrier, and a lane of each of the four warps stores the whole tile",
     ),
     (
-        r"\[2cta_mma_tma_store\.py", ("missing-proxy-fence",),
+        r"\[(2cta_mma_tma_store|tmem_ld_to_stmatrix_transpose)\.py", ("missing-proxy-fence",),
         "the proxy fence stands after the barrier: the threads that wrote execute none before it",
     ),
     (
@@ -72,6 +72,18 @@ KNOWN: tuple[tuple[str, tuple[str, ...], str], ...] = (
     (
         r"\[(05|10)_minimal_tensor_mma\w*\.py", ("barrier-init", "collective"),
         "a lane of each warp initialises the same barriers; setmaxnreg by single warps of a warpgroup",
+    ),
+    (
+        r"\[gemm_M128_N128_Kany\w*\.py", ("barrier-init", "collective", "race"),
+        "as the minimal ones; and the address of tensor memory is read with no barrier after tcgen05.alloc",
+    ),
+    (
+        r"\[tma_multicast\.py", ("missing-wait",),
+        "the leader alone waits for the copy; a cluster barrier with relaxed arrivals does not hand that on",
+    ),
+    (
+        r"\[2cta_mma_blockscale_m128\.py", ("missing-proxy-fence", "missing-wait"),
+        "no proxy fence after cp.async; the peer's scale factors arrive at the peer's own barrier, and nobody waits there",
     ),
     (
         r"\[slicek_m32n8k128\.py", ("missing-proxy-fence",),

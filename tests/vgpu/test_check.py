@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -213,3 +215,37 @@ def test_two_warps_that_store_the_same_value_are_for_review(value, verdict, plac
     (found,) = check(body).findings
     assert (found.kind, found.severity) == ("race", verdict)
     assert found.message.endswith("both write the same value") is (verdict is Verdict.REVIEW)
+
+
+def test_a_relaxed_wait_and_a_tcgen05_fence_order_tcgen05_operations() -> None:
+    """As CUTLASS's cute.experimental compiles a wait for a commit."""
+    pytest.importorskip("cutlass")
+    from tensorladder.measure.hazards import new_checker
+    from tensorladder.measure.run import VirtualTarget, build, plan
+    from tensorladder.rungs.rung import find
+
+    asked = plan(find("v1-one-tile"), timeout=60.0)
+    program = build(asked)
+    ptx = program.modules[0].ptx.replace("try_wait.parity.shared.b64", "try_wait.parity.relaxed.cta.shared::cta.b64")
+    assert "relaxed" in ptx and "tcgen05.fence::after_thread_sync" in ptx
+    for text, kinds in ((ptx, set()), (ptx.replace("tcgen05.fence::after_thread_sync", "bar.warp.sync -1"), {"tmem"})):
+        checker = new_checker()
+        target = VirtualTarget(asked, checker)
+        case = asked.info.problem.make(asked.shape, asked.dtype, asked.seed, target.allocate)
+        stream = _Replaced(target.device.stream(), text)
+        program(stream, *case.arrays.values())
+        stream.synchronize()
+        assert errors(checker.report("v1")) >= kinds and bool(errors(checker.report("v1"))) is bool(kinds)
+
+
+class _Replaced:
+    """A stream whose launches run another PTX text."""
+
+    def __init__(self, stream, text: str):
+        self.stream, self.text = stream, text
+
+    def enqueue(self, launch) -> None:
+        self.stream.enqueue(replace(launch, module=replace(launch.module, ptx=self.text, cubin=None)))
+
+    def synchronize(self) -> None:
+        self.stream.synchronize()

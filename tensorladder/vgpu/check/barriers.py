@@ -238,6 +238,22 @@ def on_flip(x, n, host, lanes, iid):
 
 
 @helper
+def relaxed(x, n):
+    """Clock of the phases that relaxed waits of warp n have seen complete."""
+    return ld64(x + X.X_RELAXED) + n * ld64(x + X.X_CLOCK_BYTES)
+
+
+@helper
+def products_seen(x, n):
+    """tcgen05.fence::after_thread_sync behind a relaxed wait orders tcgen05 operations, and nothing else (PTX ISA, the
+    tcgen05 memory consistency model)."""
+    for k in range(ld64(x + X.X_SLOTS) * ld64(x + X.X_WARPS), ld64(x + X.X_USED)):
+        kind = ld64(ld64(x + X.X_COMPONENTS) + k * X.K_BYTES + X.K_KIND)
+        if kind == X.K_IS_TC or kind == X.K_IS_ST:
+            raise_to(known(x, n), k, clock_of(relaxed(x, n), k))
+
+
+@helper
 def on_wait(x, n, host, flags, lanes, iid):
     """CHECK_WAIT: a wait is over, the warp learns what the complete phases hold."""
     b = barrier_at(x, host)
@@ -248,6 +264,8 @@ def on_wait(x, n, host, flags, lanes, iid):
         in_its_turn(x, n, b, complete_clocks(x, b) + 2 * ld64(x + X.X_CLOCK_BYTES), lanes, iid)
     if flags & RELAXED == 0:
         acquire_from(x, n, complete_clocks(x, b))
+    else:
+        join(x, relaxed(x, n), complete_clocks(x, b))
     tick(x, n)
     st64(record_of(x, n) + X.Z_WAITED, iid)
     warps = ld64(x + X.X_WARPS)
@@ -381,6 +399,7 @@ def on_fence(x, n, what, addresses, lanes, iid):
             st64(z + X.Z_BEFORE, 0)
             stores_fenced(x, z, clock)
         elif what >> 4 == 3:
+            products_seen(x, n)
             copy(x, fenced_tensor(x, n), known(x, n))
         return
     if kind == FENCE_WGMMA:

@@ -16,6 +16,7 @@ from tensorladder.vgpu.check.barriers import (
     on_init,
     on_inval,
     on_wait,
+    relaxed,
     use_barrier,
 )
 from tensorladder.vgpu.check.clocks import (
@@ -120,6 +121,7 @@ def on_start(x, c):
         clock = clock_of(known(x, n), n)
         for k in range(ld64(x + X.X_ROWS)):
             clear(x, known(x, n) + k * size)
+        clear(x, relaxed(x, n))
         st32(ld64(x + X.X_STARTS) + 4 * n, clock)
         st32(known(x, n) + 4 * n, clock + 1)
         z = record_of(x, n)

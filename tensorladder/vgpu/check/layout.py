@@ -77,6 +77,7 @@ X_FENCES = 456  # rings of proxy fences (fences.py): FENCED_*
 X_GRID = 464  # component of "the launch before is over", 0: the launch depends on none
 X_VISITS = 480  # (clock, instruction) i32 by slot and warp of its cluster: its last access of the slot's window
 X_STORED_SAME = 488  # lanes whose access left memory as it was (stores)
+X_RELAXED = 496  # a vector clock a warp: phases that relaxed waits have seen
 X_MARKS_A = 512  # rows of A that are undefined: whether any, then 256 bits (values.py), for two CTAs of a pair
 X_MARKS_B = X_MARKS_A + 80  # columns of B, the same
 MARKS = 40
