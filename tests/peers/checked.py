@@ -83,7 +83,7 @@ KNOWN: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ),
     (
         r"\[2cta_mma_blockscale_m128\.py", ("missing-proxy-fence", "missing-wait"),
-        "no proxy fence after cp.async; the peer's scale factors arrive at the peer's own barrier, and nobody waits there",
+        "no proxy fence after cp.async; the peer's scale factors arrive at a barrier that nobody waits for",
     ),
     (
         r"\[slicek_m32n8k128\.py", ("missing-proxy-fence",),
