@@ -158,7 +158,7 @@ class Breakpoints:
                 continue
             key = (one, order, linear, warp)
             self._times[key] += 1
-            if asked.hit not in (None, self._times[key]):
+            if asked.hit not in (None, self._times[key]) or self._enough():
                 continue
             unit = next(u for u in run.units if u.words.address == unit_at)
             slot = (cta_at - unit.ctas.address) // L.C_BYTES
@@ -167,10 +167,12 @@ class Breakpoints:
                 return True
         return False
 
+    def _enough(self) -> bool:
+        """Whether all hits that are to be shown have been: the rest of the launch is let go on."""
+        return self.going_on is not None and len(self.hits) >= self.going_on
+
     def _take(self, dump: Dump) -> bool:
         """Keep and show a dump: whether the launch is to stop."""
-        if self.going_on is not None and len(self.hits) >= self.going_on:
-            return False
         self.hits.append(dump)
         if self.show is not None:
             self.show(dump)
