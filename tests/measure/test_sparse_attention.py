@@ -84,3 +84,26 @@ def test_a_peer_s_error_is_said():
     with pytest.raises(UsageError, match="flashmla: CUDA error 700"):
         peers.check(700, "flashmla")
     assert HEADS < peers.PADDED
+
+
+def test_tables_show_losses_and_the_fastest_of_each_shape():
+    def record(rows, baseline, ratio, **other):
+        timed = {"median_us": 10.0, "tflops": 5.0, "gathered_gb_s": 900.0, "ratio": ratio, "baseline_ok": True}
+        shape = [rows, bench.TOPK, 512]
+        return {"rung": "fused-dsa-wgmma", "shape": shape, "ok": True, "baseline": baseline, **timed, **other}
+
+    records = [
+        {"rung": "fused-dsa-wgmma", "shape": [7, 333, 8], "ok": True, "error": 1e-3},  # an odd shape, not timed
+        record(8, "flashmla", 4.0), record(64, "flashmla", 1.0, baseline_ok=False),
+        record(8, "flashinfer-fa3", 0.5), record(64, "flashinfer-fa3", 2.0),
+        record(8, "flashinfer-fa3", 9.0, rung="fused-dsa-split"), record(1, "flashmla", 9.0, ok=False),
+    ]  # fmt: skip
+    assert list(bench.means(records))[2:] == [
+        "| flashmla | 2 | **2.00** | 1.00 | 4.00 | 0 | 1 |",
+        "| flashinfer-fa3 | 2 | **1.00** | 0.50 | 2.00 | 1 | all |",
+        "| the fastest of each shape | 2 | **0.71** | 0.50 | 1.00 | 1 | |",
+    ]
+    assert list(bench.shapes(records))[2:] == [
+        "| 8, 32768 | 10.0 | 5 | 900 | 4.00 | 0.50 | **0.50** |",
+        "| 64, 32768 | 10.0 | 5 | 900 | 1.00 | 2.00 | **1.00** |",
+    ]

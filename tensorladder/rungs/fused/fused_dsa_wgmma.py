@@ -52,7 +52,7 @@ from tensorladder.rungs.rung import Rung
 @dataclass(frozen=True)
 class WgmmaSparseAttentionConfig:
     """stages: tiles of 64 tokens in shared memory, 2 or 3. sm_count: rows are split so that the CTAs fill so many SMs
-    evenly. overlap: launch the joining as a dependent, or (False) strictly after.
+    evenly. overlap: launch both kernels as dependents of what comes before, or (False) strictly after.
     """
 
     stages: int = 3
@@ -117,6 +117,7 @@ class WgmmaSparseAttention:
             grid=(self.splits, rows, 1),
             block=(WARPGROUP * (CONSUMERS + 1), 1, 1),
             min_blocks_per_mp=1,
+            use_pdl=self.overlap,
             preferred_smem_carveout=100,  # percent; given so that the DSL need not ask a GPU
         )
         if cutlass.const_expr(self.splits > 1):
@@ -133,7 +134,8 @@ class WgmmaSparseAttention:
         split, row, _ = cute.arch.block_idx()
         thread, lane = tidx % WARPGROUP, tidx % LANES
         group = cute.arch.make_warp_uniform(tidx // WARPGROUP)
-        # Whoever joins the parts may take its place as soon as there is room: it waits for the end of this grid.
+        # What comes next, the joining of the parts or the following call, may take its place as soon as there is room: it
+        # waits for the end of this grid, as this one does for that of the one before.
         cute.arch.griddepcontrol_launch_dependents()
 
         storage = SmemAllocator().allocate(self.shared_storage)
@@ -153,6 +155,7 @@ class WgmmaSparseAttention:
                 cute.arch.mbarrier_init(rotary_empty + stage, WARPS)
             cute.arch.mbarrier_init_fence()
         cute.arch.sync_threads()
+        cute.arch.griddepcontrol_wait()
 
         there = cute.make_tensor(storage.there.data_ptr(), cute.make_layout((PAIR, CONSUMERS)))  # bits: is it a token?
         if group == CONSUMERS:

@@ -65,6 +65,7 @@ def join(
     """
     tidx, _, _ = cute.arch.thread_idx()
     head, row, _ = cute.arch.block_idx()
+    cute.arch.griddepcontrol_launch_dependents()
     cute.arch.griddepcontrol_wait()
 
     # Each lane has the sums of every 32nd part, then all lanes what they come to.
