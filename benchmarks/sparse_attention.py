@@ -43,8 +43,8 @@ ABOUT = (
     "ours, in turns in one process; the fastest of them last."
 )
 ARCH, TOPK = "sm_90a", 2048
-ROWS, PAGES = (1, 8, 64, 256, 1024), (2048, 512)
-SHAPES: list[tuple[int, ...]] = [(rows, TOPK, pages) for pages in PAGES for rows in ROWS]
+ROWS = {2048: (1, 4, 8, 16, 32, 64, 256, 1024), 512: (1, 8, 64, 256, 1024)}  # by the cache's pages
+SHAPES: list[tuple[int, ...]] = [(rows, TOPK, pages) for pages in ROWS for rows in ROWS[pages]]
 ODD = [(7, 333, 8), (3, 2048, 40), (150, 130, 3)]
 OURS = ("fused-dsa-wgmma", "fused-dsa-split")
 MOST_SETS = 64

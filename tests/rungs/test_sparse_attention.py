@@ -160,9 +160,10 @@ def test_what_no_index_names_is_not_read(name):
 def test_how_rows_are_split_for_wgmma():
     pytest.importorskip("cutlass")
     splits_for = load(find("fused-dsa-wgmma")).sparse.splits_for
-    # as many CTAs as SMs for few rows, one a row for many, and no more parts than there is room for
-    assert [splits_for(rows, 32, 128, 132) for rows in (1, 8, 64, 256, 1024)] == [32, 16, 2, 1, 1]
-    assert splits_for(1, 32, 3, 132) == 3 and splits_for(1, 1, 8, 132) == 1
+    # as was fastest on an H200: two tiles side by side, room for the second kernel, one part where rows fill the GPU
+    rows = (1, 2, 4, 8, 16, 64, 256, 1024)
+    assert [splits_for(one, 32, 128, 132, 2) for one in rows] == [16, 16, 16, 8, 6, 2, 1, 1]
+    assert splits_for(1, 32, 3, 132, 2) == 3 and splits_for(1, 1, 8, 132) == 1
 
 
 @pytest.mark.parametrize(

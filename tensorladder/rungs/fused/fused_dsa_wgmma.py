@@ -134,8 +134,8 @@ class WgmmaSparseAttention:
         split, row, _ = cute.arch.block_idx()
         thread, lane = tidx % WARPGROUP, tidx % LANES
         group = cute.arch.make_warp_uniform(tidx // WARPGROUP)
-        # What comes next, the joining of the parts or the following call, may take its place as soon as there is room: it
-        # waits for the end of this grid, as this one does for that of the one before.
+        # What comes next, the joining of the parts or the following call, may take its place as soon as there is room:
+        # it waits for the end of this grid, as this one does for that of the one before.
         cute.arch.griddepcontrol_launch_dependents()
 
         storage = SmemAllocator().allocate(self.shared_storage)
@@ -392,7 +392,7 @@ def compile(arch: str, shape: tuple[int, ...], dtype: str, config: WgmmaSparseAt
     RUNG.require(config.stages in (2, 3), f"stages={config.stages}: 2 or 3, more do not fit into shared memory")
     RUNG.require(config.sm_count > 0, f"sm_count={config.sm_count}: at least 1")
     most, tiles = max_splits(shape), math.ceil(topk / TILE)
-    of_split = math.ceil(tiles / sparse.splits_for(rows, tiles, most, config.sm_count))
+    of_split = math.ceil(tiles / sparse.splits_for(rows, tiles, most, config.sm_count, CONSUMERS))
     attention = WgmmaSparseAttention(config, math.ceil(tiles / of_split), of_split)
     arrays = sparse.arrays(RUNG, shape, dtype)
     return compile_program(attention, *arrays, arch=arch, name=RUNG.name)
