@@ -105,10 +105,10 @@ RUNS = [
     ("fused-dsa-split", "", (1, 333, 8), "lazy", {}),
     ("fused-dsa-split", "sm_100a", (9, 31, 1), "timed", {"overlap": False}),
     ("fused-dsa-split", "", (4, 160, 2), "random:2", {"sm_count": 4, "ctas_per_sm": 2}),
-    # one tile, so that the second warpgroup has none; no split, more tiles than stages, an odd number of them
+    # one tile, so that the second warpgroup has none; more tiles than stages in one part of a row, and in each of two
     ("fused-dsa-wgmma", "", (3, 33, 1), "lazy", {}),
     ("fused-dsa-wgmma", "", (2, 450, 8), "random:1", {"sm_count": 2}),
-    ("fused-dsa-wgmma", "", (2, 580, 10), "timed", {"sm_count": 2, "stages": 2}),
+    ("fused-dsa-wgmma", "", (1, 900, 15), "timed", {"sm_count": 3, "stages": 2}),
     ("fused-dsa-tcgen05", "", (1, 1, 1), "lazy", {}),
     ("fused-dsa-tcgen05", "", (9, 129, 3), "timed", {}),
     ("fused-dsa-tcgen05", "", (3, 900, 15), "random:1", {"sm_count": 1}),
