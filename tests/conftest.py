@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,6 +13,11 @@ ON_REQUEST = {
     "matrix": ("--matrix", "runs under `make matrix`"),
     "peers": ("--peers", "runs under `make peers PEERS=folder`"),
 }
+
+
+#: objects made since the last collection of garbage that start the next: tests and modules are a million objects that
+#: stay, and looking through them again and again took a fifth of the time of short tests
+gc.set_threshold(50_000, 20, 20)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -30,6 +36,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kept_ids = {id(item) for item in kept}
         config.hook.pytest_deselected(items=[item for item in items if id(item) not in kept_ids])
         items[:] = kept
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What the tests themselves are made of is no garbage until the end."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

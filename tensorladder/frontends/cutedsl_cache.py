@@ -204,6 +204,7 @@ def _imported(module: types.ModuleType, codes: list[types.CodeType]) -> Iterator
                 yield from wanted
 
 
+@functools.lru_cache(maxsize=10_000)
 def _imports(code: types.CodeType) -> set[str]:
     return {i.argval for i in dis.get_instructions(code) if i.opname in ("IMPORT_NAME", "IMPORT_FROM")}
 

@@ -46,6 +46,7 @@ class Lowered:
     allocates: bool = False  # allocates tensor memory
     moves_registers: bool = False  # executes setmaxnreg
     shadowed: bool = False  # local memory has shadows behind it
+    multiplies: bool = False  # holds matrix multiplications
     unsupported: list = field(default_factory=list)
     block_iids: list[int] = field(default_factory=list)  # first instruction of each block, by PC
     points: points.Points | None = None  # breakpoints, where some are asked for
@@ -98,6 +99,7 @@ def lower(
         _holds(fn, "tcgen05", "alloc"),
         any(isinstance(i, Instr) and i.op == "setmaxnreg" for i in fn.body),
         checked,
+        any(isinstance(i, Instr) and _multiplies(i) for i in fn.body),
         builder.unsupported,
         [_first_iid(b) for b in graph.blocks],
         breakpoints,
@@ -127,6 +129,11 @@ def _ordered(fn: Function) -> bool:
 def _holds(fn: Function, op: str, mod: str) -> bool:
     """Whether a kernel has an instruction with this modifier."""
     return any(isinstance(i, Instr) and i.op == op and mod in i.mods for i in fn.body)
+
+
+def _multiplies(i: Instr) -> bool:
+    """Whether an instruction multiplies matrices."""
+    return i.op == "mma" or (i.op in ("wgmma", "wmma", "tcgen05") and any(m.startswith("mma") for m in i.mods))
 
 
 def _clocked(fn: Function) -> bool:

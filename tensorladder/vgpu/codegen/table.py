@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 from tensorladder.vgpu.codegen.malformed import reading
 from tensorladder.vgpu.ptx.nodes import Instr
@@ -51,6 +52,7 @@ def instruction(*names: str, results=1, kind="", forms: str = "", refused: str =
     return register
 
 
+@cache  # asked for at every instruction
 def load() -> dict[str, Entry]:
     """The table with every family in it."""
     for family in FAMILIES:

@@ -12,6 +12,7 @@ import hashlib
 import importlib
 import importlib.metadata
 import platform
+import re
 from collections.abc import Callable
 from contextlib import contextmanager
 from functools import cache, partial
@@ -239,11 +240,7 @@ class Runtime:
 
 def _defined_symbols(obj: bytes) -> list[str]:
     """Names in the object's string table that are ours: exports start with `tl_`, compiler support with `__trunc`."""
-    names = set()
-    for part in obj.split(b"\0"):
-        if part.startswith((b"tl_", b"__trunc")) and part.decode("ascii", "replace").isidentifier():
-            names.add(part.decode())
-    return sorted(names)
+    return sorted({name.decode() for name in re.findall(rb"\0((?:tl_|__trunc)\w*)(?=\0)", obj)})
 
 
 @cache
