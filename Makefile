@@ -28,8 +28,9 @@ help:  ## what can be made
 climb: setup-climb  ## run the ladder on the virtual GPU and print the table
 	@$(PY) -m tensorladder climb $(ARGS)
 
+# A worker a core: threads of numpy's and torch's BLAS would only wait for each other.
 test: setup-test  ## run all tests but the policy matrix
-	@$(PY) -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+	@OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 matrix: setup-test  ## every rung under every policy and 20 random schedules
 	@$(PY) -m pytest --matrix -m matrix $(ARGS)
