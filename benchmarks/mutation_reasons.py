@@ -63,7 +63,7 @@ RULES = (
          rung=r"^v7", fates=("right",)),
     Rule(r"wait_group|bar\.sync", "removed", IDLE, "the first chunk of a tile waits for all buffers", rung=r"^c[579]",
          code=r"self\.stages - 1 if number|together", fates=("right",)),
-    Rule(r"cp\.async\.wait_group", "removed", IDLE, "the groups that are left hold no copies", rung=r"^b(9|10)",
+    Rule(r"cp\.async\.wait_group", "removed", IDLE, "the groups that are left hold no copies", rung=r"^b(2|9|10)",
          fates=("right",)),
     Rule(r"fence\.proxy", "removed", IDLE, "it orders loads, which are over, before the next asynchronous write",
          rung=r"^a1-cluster-launch", fates=("right",)),
