@@ -175,3 +175,54 @@ def test_an_arrival_of_cta_scope_hands_nothing_to_another_cta() -> None:
     assert check(body.replace("{scope}", "cluster"), grid=2, cluster=2).verdict is Verdict.CLEAN
     assert errors(check(body.replace("{scope}", "cta"), grid=2, cluster=2)) == {"scope"}
     assert check(body.replace("release.{scope}.", ""), grid=2, cluster=2).verdict is Verdict.CLEAN  # as CUTLASS does
+
+
+# ---------------------------------------------------------------- lanes of one warp
+NEXT = "add.u32 %r4, %r1, 4; and.b32 %r4, %r4, 127; add.u32 %r4, %r4, %r2; ld.shared.u32 %r5, [%r4];"  # the next lane's
+LEAD = "@%p0 st.shared.u32 [%r2], 5; "
+ALL = "ld.shared.u32 %r5, [%r2];"
+MET = "bar.warp.sync -1;"
+SHUFFLE = "shfl.sync.bfly.b32 %r6, %r0, 1, 31, -1;"
+HALVES = """setp.lt.u32 %p4, %r0, 16; @!%p4 bra B; st.shared.u32 [%r3], %r0; {first} bra JOIN;
+    B: {second} add.u32 %r4, %r3, -64; ld.shared.u32 %r5, [%r4]; JOIN:"""
+MATRIX = """shl.b32 %r4, %r0, 4; add.u32 %r4, %r4, %r2;
+    ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r5, %r6, %r7, %r8}, [%r4];"""
+# (what happens, body, kinds of errors, kinds for review)
+LANES = [
+    ("lockstep", MINE + NEXT, "race", ""),
+    ("a shuffle", MINE + SHUFFLE + NEXT, "race", ""),
+    ("an election", MINE + "elect.sync %r6|%p5, -1;" + NEXT, "race", ""),
+    ("a fence", MINE + "fence.acq_rel.cta;" + NEXT, "race", ""),
+    ("bar.warp.sync", MINE + MET + NEXT, "", ""),
+    ("a barrier", MINE + SYNC + NEXT, "", ""),
+    ("reads, then a write", NEXT + MINE, "race", ""),
+    ("reads, then a write after bar.warp.sync", MINE + MET + NEXT + MET + MINE, "", ""),
+    ("one lane's value", LEAD + ALL, "race", ""),
+    ("one lane's value after bar.warp.sync", LEAD + MET + ALL, "", ""),
+    ("volatile", MINE.replace("st", "st.volatile") + NEXT.replace("ld", "ld.volatile"), "", ""),
+    ("own words", MINE + "ld.shared.u32 %r5, [%r3]; st.shared.u32 [%r3], %r5;", "", ""),
+    ("a matrix", MINE + MATRIX, "", "race"),
+    ("halves that do not meet", HALVES.format(first="", second=""), "race", ""),
+    ("halves that meet", HALVES.format(first=MET, second=MET), "", ""),
+    ("halves that meet among themselves", HALVES.format(first="bar.warp.sync 0xffff;", second=""), "race", ""),
+    ("global memory", "st.global.u32 [%rd1], %r0; @%p0 ld.global.u32 %r5, [%rd1+8];", "race", ""),
+    ("one word, different values", "st.shared.u32 [%r2], %r0;", "race", ""),
+    ("one word, the same value", "st.shared.u32 [%r2], 7;", "", ""),
+    ("one word, atomically", "atom.shared.exch.b32 %r5, [%r2], %r0;", "", ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "wrong", "review"), [pytest.param(*c[1:], id=c[0]) for c in LANES])
+def test_lanes_of_a_warp_are_ordered_by_bar_warp_sync(body, wrong, review) -> None:
+    report = check(body, block=32)
+    assert errors(report) == set(wrong.split()), "\n".join(map(str, report.findings))
+    if review:
+        assert review in kinds(report)
+
+
+def test_lanes_that_collide_are_named() -> None:
+    found = next(f for f in check(LEAD + ALL, block=32).findings if f.kind == "race")
+    assert "ld.shared.u32 by lane 1 and st.shared.u32 by lane 0 of the same warp" in found.message
+    assert "__syncwarp" in found.fix
+    found = next(f for f in check("st.shared.u32 [%r2], %r0;", block=32).findings if f.kind == "race")
+    assert "different values of lanes 0 and 1" in found.message

@@ -14,6 +14,7 @@ a device without one runs code that has no hooks at all.
   proxy's writes the async proxy sees: only fence.proxy.async by the writing threads raises it, barriers hand it on.
 - `order`: order through memory itself, by fences, releases, acquires and their scopes. `fences`, `maps`: proxy fences
   of global memory and of tensor maps.
+- `lanes`: lanes of one warp, which only bar.warp.sync orders.
 - `engine`: memory for all that, the findings of a run. `across`: conflicts between CTAs that different workers ran, and
   between launches that overlap.
   `words`: findings as a person reads them. `errors` and `hangs`: what stopped a run, as a finding.

@@ -6,6 +6,7 @@ from tensorladder.vgpu.check import layout as X
 from tensorladder.vgpu.check.advice import count_cost
 from tensorladder.vgpu.check.clocks import clock_of, epoch_of, known, record_of, site_of, visible
 from tensorladder.vgpu.check.exits import visit
+from tensorladder.vgpu.check.lanes import among_lanes, lanes_waited
 from tensorladder.vgpu.check.order import synchronise
 from tensorladder.vgpu.check.shadow import shared_place, touch_global, touch_shared
 from tensorladder.vgpu.machine import layout as L
@@ -78,7 +79,7 @@ def flags_of(what):
 
 
 @helper
-def on_access(x, n, addresses, size, what, lanes, iid):
+def on_access(x, w, n, addresses, size, what, lanes, iid):
     """CHECK_ACCESS."""
     if what >> ACCESS_SPACE & 3 == L.SPACE_LOCAL:
         return
@@ -91,6 +92,9 @@ def on_access(x, n, addresses, size, what, lanes, iid):
     sync = what & ACCESS_STRONG != 0 and popcount(lanes) <= _MOST_SYNC
     if sync and what & (15 | ACCESS_ACQUIRE) != ACCESS_WRITE:
         synchronise(x, n, addresses, lanes, what & ~15, iid)
+    if sync and what & 15 != ACCESS_WRITE:
+        lanes_waited(x, n, lanes, ld64(w + L.W_LIVE))
+    among_lanes(x, n, addresses, lanes, size, what, write, iid)
     each_lane(x, n, addresses, lanes, size, write, flags_of(what), iid)
     if sync and write != 0:
         synchronise(x, n, addresses, lanes, (what & ~15) | ACCESS_WRITE, iid)

@@ -24,6 +24,7 @@ from tensorladder.vgpu.check.clocks import (
 )
 from tensorladder.vgpu.check.exits import visit
 from tensorladder.vgpu.check.fences import keep_fence
+from tensorladder.vgpu.check.lanes import all_met
 from tensorladder.vgpu.check.maps import fence_map
 from tensorladder.vgpu.check.order import (
     LEVEL_CLUSTER,
@@ -306,6 +307,7 @@ def on_bar_done(x, slot, index):
     while waiting != 0:
         n = slot * ld64(x + X.X_WARPS) + trailing_zeros(waiting)
         acquire_from(x, n, clocks)
+        all_met(x, n)
         waiting &= waiting - 1
     clear(x, clocks)
     clear(x, clocks + ld64(x + X.X_CLOCK_BYTES))

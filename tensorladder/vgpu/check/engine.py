@@ -58,7 +58,8 @@ class Watch:
             X.X_BARS: 2 * 16 * unit.slots * clock, X.X_CLUSTERS: 4 * clusters * clock,
             X.X_SYNC: X.SYNC_BYTES * X.SYNC_SLOTS, X.X_SYNC_CLOCKS: 2 * X.SYNC_MOST * clock, X.X_EDGES: 24 * X.EDGES,
             X.X_FENCES: 3 * (X.FENCE_HEAD + (X.FENCE_MOST + 1) * clock), X.X_STARTED: 24 * X.STARTED,
-            X.X_VISITS: 8 * size * warps, X.X_RELAXED: warps * clock, X.X_MEET: groups * X.MEETS * 2 * clock,
+            X.X_VISITS: 8 * size * warps, X.X_RELAXED: warps * clock, X.X_LANE_LOG: warps * X.LOG_BYTES,
+            X.X_MEET: groups * X.MEETS * 2 * clock,
         }.items():  # fmt: skip
             x[field] = self._take(count)
         if advice:

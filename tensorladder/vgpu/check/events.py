@@ -41,6 +41,7 @@ from tensorladder.vgpu.check.copies import (
     on_wait_groups,
 )
 from tensorladder.vgpu.check.exits import forget_visits, visits_over
+from tensorladder.vgpu.check.lanes import all_met, lanes_met, lanes_waited
 from tensorladder.vgpu.check.maps import on_map
 from tensorladder.vgpu.check.matrix import on_registers, on_settle, on_wgmma, on_wgmma_commit, on_wgmma_wait
 from tensorladder.vgpu.check.order import LEVEL_GPU, take_pending
@@ -129,6 +130,7 @@ def on_start(x, c):
             st64(z + field, 0)
         st64(z + X.Z_INIT_FENCE, 0)
         st64(z + X.Z_ORIGIN, 0)
+        all_met(x, n)
         st64(z + X.Z_CHANGED, 0)
         for field in range(X.Z_PENDING, X.Z_BYTES, 8):
             st64(z + field, 0)
@@ -310,6 +312,7 @@ def on_barrier(x, w, n, what, a, b, c, lanes, iid):
     """Events of mbarriers and other barriers."""
     if what == H.CHECK_WAIT:
         on_wait(x, n, a, c, lanes, iid)
+        lanes_waited(x, n, lanes, ld64(w + L.W_LIVE))
     elif what == H.CHECK_ARRIVE:
         at = barrier_at(x, a)
         if at != 0:
@@ -323,6 +326,7 @@ def on_barrier(x, w, n, what, a, b, c, lanes, iid):
         on_cluster_arrive(x, n, a, b)
     elif what == H.CHECK_CLUSTER_WAIT:
         on_cluster_wait(x, n, a)
+        lanes_waited(x, n, lanes, ld64(w + L.W_LIVE))
     elif what == H.CHECK_INIT:
         on_init(x, n, a, b, lanes, iid)
     elif what == H.CHECK_INVAL:
@@ -354,7 +358,7 @@ def tl_check(subject, what, a, b, c, lanes, iid):
     if what == H.CHECK_ACCESS:
         st64(x + X.X_UNDEFINED, 0)
         st64(x + X.X_STORED_SAME, ld64(w + L.W_STORED_SAME))
-        on_access(x, n, a, b, c, lanes, iid)
+        on_access(x, w, n, a, b, c, lanes, iid)
         st64(w + L.W_UNDEFINED, ld64(x + X.X_UNDEFINED) | ld64(x + X.X_TAINTED))
         st64(x + X.X_STORED_SAME, 0)
         st64(w + L.W_STORED_SAME, 0)
@@ -392,6 +396,7 @@ def tl_check(subject, what, a, b, c, lanes, iid):
         on_dealloc(x, n, a, b, c, lanes, iid)
     elif what == H.CHECK_WARP_SYNC:
         take_pending(x, n, LEVEL_GPU)
+        lanes_met(x, n, a, ld64(w + L.W_LIVE))
     elif what == H.CHECK_GRID_WAIT:
         if ld64(x + X.X_GRID) != 0:
             raise_to(known(x, n), ld64(x + X.X_GRID), 1)

@@ -75,6 +75,7 @@ X_NEDGES = 440
 X_SYNC_FIRST = 448  # the table's first row
 X_FENCES = 456  # rings of proxy fences (fences.py): FENCED_*
 X_GRID = 464  # component of "the launch before is over", 0: the launch depends on none
+X_LANE_LOG = 472  # logs of the warps' accesses since their lanes met (lanes.py)
 X_VISITS = 480  # (clock, instruction) i32 by slot and warp of its cluster: its last access of the slot's window
 X_STORED_SAME = 488  # lanes whose access left memory as it was (stores)
 X_RELAXED = 496  # a vector clock a warp: phases that relaxed waits have seen
@@ -222,7 +223,8 @@ F_BYTES = 128
  LATE_ARRIVAL, SPLIT_ARRIVAL, LANES_ABSENT, MASKS_DIFFER, BARRIER_APART, SETMAXNREG_PART,
  LANES_ELSEWHERE, PHASE_SKIPPED, UNDEFINED_STORED, UNDEFINED_ADDRESS, UNDEFINED_BRANCH, UNDEFINED_OPERAND,
  UNDEFINED_COPIED, RACE_SAME) = range(1, 41)  # fmt: skip
-(MAP_NOT_RELEASED, MAP_NOT_ACQUIRED, PROXY_GLOBAL, ST_NOT_FENCED) = range(64, 68)
+(MAP_NOT_RELEASED, MAP_NOT_ACQUIRED, PROXY_GLOBAL, ST_NOT_FENCED, LANES_RACE, LANES_TOGETHER,
+ LANES_STORE) = range(64, 71)  # fmt: skip
 
 # ---------------------------------------------------------------- addresses that synchronise
 SYNC_SLOTS = 4096  # hash slots: (address and whose level, index of its two clocks, narrow release: place), i64
@@ -234,6 +236,14 @@ EDGES = 64
 FENCED_ASYNC, FENCED_MAP_RELEASE, FENCED_MAP_ACQUIRE = range(3)
 FENCE_MOST = 64
 FENCE_HEAD = 64 + 24 * FENCE_MOST
+
+# ---------------------------------------------------------------- log of a warp's accesses by lane
+LOG_HEAD, LOG_MOST = 64, 16  # of writes, and as many of reads
+ENTRY_LO, ENTRY_HI, ENTRY_LANES, ENTRY_SIZE, ENTRY_WHAT, ENTRY_IID, ENTRY_APART = range(0, 56, 8)
+ENTRY_ADDRESSES = 64  # i64 x 32
+ENTRY_SEEN = ENTRY_ADDRESSES + 256  # u32 x 32: lanes that a lane's access comes before
+ENTRY = ENTRY_SEEN + 128
+LOG_BYTES = LOG_HEAD + 2 * LOG_MOST * ENTRY
 
 TMEM_BLOCKS = 8  # of 16 lanes
 TMEM_CELLS = TMEM_BLOCKS * L.TMEM_COLUMNS

@@ -352,6 +352,23 @@ _TEXTS: dict[int, tuple[str, Verdict | None, str, str]] = {
         "{here} overwrites through the async proxy what {other} wrote through the generic proxy, with no "
         "fence.proxy.async between: the two writes may land in either order", _PROXY_FIX,
     ),
+    X.LANES_RACE: (
+        "race", None,
+        "{here} by lane {b} and {other} by lane {a} of the same warp use the same bytes: no bar.warp.sync that names "
+        "both comes between, and lanes need not run in lockstep",
+        "bar.warp.sync (__syncwarp) of the lanes between the two; shfl, vote and other collectives order no memory",
+    ),
+    X.LANES_TOGETHER: (
+        "race", Verdict.REVIEW,
+        "{here} by lane {b} and {other} by lane {a} of the same warp use the same bytes: no bar.warp.sync comes "
+        "between, only the warp-wide instruction keeps the lanes together",
+        "bar.warp.sync (__syncwarp) between the two",
+    ),
+    X.LANES_STORE: (
+        "race", None,
+        "{here} stores different values of lanes {a} and {b} to the same bytes: which one stays is undefined",
+        "let one lane store, or give each its own bytes",
+    ),
     X.PROXY_GLOBAL: (
         "missing-proxy-fence", None,
         "{here} reads through the async proxy what {other} wrote to global memory through the generic proxy in this "

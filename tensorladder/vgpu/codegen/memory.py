@@ -156,13 +156,14 @@ def st(e: Emitter, i: Instr) -> None:
     address = e.spill(e.address(mem), "<32 x i64>", 0)
     values = e.scratch_address(1)
     e.call("tl_st", space, address, e.active(), values, bits // 8 // per, count * per, e.iid, fallible=True)
-    hook(e, "write", space, bits // 8 * count)
+    hook(e, "write", space, bits // 8 * count, width=bits // 8 // per)
 
 
-def hook(e: Emitter, what: str, space: int, size: int, lanes: str | int | None = None, aligned: bool = False) -> None:
+def hook(e: Emitter, what: str, space: int, size: int, lanes: str | int | None = None, aligned: bool = False,
+         width: int = 1) -> None:  # fmt: skip
     """Where the checked variant sees an access: addresses (host) in scratch 0, lanes, bytes a lane, instruction.
 
-    aligned: the instruction is one of the whole warp's.
+    aligned: the instruction is one of the whole warp's. width: bytes of an element of a store.
     """
     if not e.checked or space == SPACE_LOCAL:
         return
@@ -177,7 +178,7 @@ def hook(e: Emitter, what: str, space: int, size: int, lanes: str | int | None =
     if aligned:
         code |= H.ACCESS_ALIGNED
     scope = H.SCOPE_CTA if "cta" in mods else H.SCOPE_CLUSTER if "cluster" in mods else H.SCOPE_GPU
-    code |= (space & 3) << H.ACCESS_SPACE | scope << H.ACCESS_SCOPE
+    code |= (space & 3) << H.ACCESS_SPACE | scope << H.ACCESS_SCOPE | (width.bit_length() - 1) << H.ACCESS_WIDTH
     e.call("tl_hook_access", code, e.scratch_address(0), lanes or e.active(), size, e.iid)
 
 
