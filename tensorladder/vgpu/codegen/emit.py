@@ -56,7 +56,6 @@ class Emitter:
         self.framed: set[Reg] = set()  # registers that units read or write in the frame: always stored
         self.declared: dict[str, str] = {}
         self.outlined: set[str] = set()
-        self.lists: dict[str, list[str]] = {}  # values of the current block that undefined.py works out once
         self.block_values: dict[str, str] = {}  # of the current block, by what they are (see once)
 
     # ------------------------------------------------------------ plain IR
@@ -166,7 +165,6 @@ class Emitter:
         self.cache.clear()
         self.dirty.clear()
         self.block_values.clear()
-        self.lists.clear()
         self.masked = masked
         self.fallible = False
 

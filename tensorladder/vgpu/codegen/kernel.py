@@ -75,7 +75,7 @@ def lower(
     undefined = Undefined(graph, places["local"] > 0) if checked else None
     if undefined is not None:
         framed |= set(undefined.of(framed))
-    slots, frame_bytes = _frame(graph, framed)
+    slots, frame_bytes = _frame(graph, framed | undefined.framed if undefined is not None else framed)
     breakpoints = None
     if wanted is not None:
         breakpoints = points.find(graph, fn, module.files, wanted, frame_bytes, slots, symbols)

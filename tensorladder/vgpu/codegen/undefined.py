@@ -24,6 +24,7 @@ from tensorladder.vgpu.codegen.value_forms import (
     access_of,
     depends,
     follows,
+    fragments_of,
     items_of,
     space_of,
     tensor_form,
@@ -53,6 +54,8 @@ class Undefined:
         self.local = local
         self.shadows: dict[Reg, Reg] = {}
         self._find(graph)
+        fragments = (r for b in graph.blocks for i in b.instrs for r in fragments_of(i))
+        self.framed = set(self.of(fragments))  # shadows that the runtime works on in the frame
         for b in graph.blocks:  # a shadow lives as long as its register
             for live in (b.live_in, b.live_out):
                 live.update([self.shadows[r] for r in live if r in self.shadows])
@@ -343,73 +346,32 @@ class Undefined:
         e.write(shadow, total)
         return True
 
-    # ------------------------------------------------------------ products of fragments
+    # ------------------------------------------------------------ fragments: their shadows are in the frame
     def _product(self, e: Emitter, i: Instr) -> None:
-        """mma.sync: an element of D depends on its row of A, its column of B, and its own C (layouts of m16n8)."""
-        d, a, b, c = (items_of(o) for o in i.operands[:4])
-        rows = [self._rows(e, a[0::2]), self._rows(e, a[1::2])] if len(a) > 1 else [self._rows(e, a)]
-        columns = self._columns(e, b)
-        both = "f16" in i.mods[3:6] and len(d) == 2 and len(rows) == 2  # a register has two columns
-        for n, reg in enumerate(d):
-            if reg not in self.shadows:
-                continue
-            half = (n if both else n >> 1) & 1 if len(rows) == 2 else 0
-            lanes = [*rows[half], *(columns if both else columns[n & 1 : (n & 1) + 1])]
-            value = self._lanes(e, lanes, reg.bits)
-            if c[n] in self.shadows:
-                value = e.op(f"or {ivec(reg.bits)} {value}, {e.reg(self.shadows[c[n]])}")
-            e.write(self.shadows[reg], value)
+        """mma.sync, by the runtime: its registers are many, and shadows nearly always zeros."""
+        fragments = [items_of(o) for o in i.operands[:4]]
+        regs = [r for fragment in fragments for r in fragment]
+        e.to_frame(self.of(r for r in regs if isinstance(r, Reg)))
+        counts = [len(fragment) for fragment in fragments]
+        wide = any(isinstance(r, Reg) and r.bits == 64 for r in regs)
+        both = "f16" in i.mods[3:6] and counts[0] == 2 and counts[1] > 1  # a register of D has two columns
+        form = counts[0] | counts[1] << 8 | counts[2] << 16 | both << 24 | wide << 25
+        e.call("tl_shadow_mma", self._places(e, i, regs), form)
+        self._forget(e, fragments[0])
 
-    def _lanes(self, e: Emitter, lanes: list[str], bits: int) -> str:
-        """All bits of a register in any of these lanes (i32 each)."""
-        if not lanes:
-            return e.splat(ivec(bits), 0)
-        key = f"lanes {bits} {' '.join(lanes)}"
-        if key not in e.lists:
-            total = lanes[0]
-            for more in lanes[1:]:
-                total = e.op(f"or i32 {total}, {more}")
-            e.lists[key] = [_spread(e, e.op(f"bitcast i32 {total} to <32 x i1>"), bits)]
-        return e.lists[key][0]
+    def _places(self, e: Emitter, i: Instr, regs: Iterable[object]) -> str:
+        """Address of the places of shadows in the frame, as i32; -1: there is none."""
+        known = [self.shadows.get(r) if isinstance(r, Reg) else None for r in regs]
+        places = [-1 if shadow is None else e.slots[shadow] for shadow in known]
+        words = ", ".join(f"i32 {place}" for place in places)
+        e.declare(f"@undefined_{i.index} = private constant [{len(places)} x i32] [{words}]")
+        return e.op(f"ptrtoint ptr @undefined_{i.index} to i64")
 
-    def _fragment(self, e: Emitter, regs: Iterable[object], work: str, build: Callable[[str], list[str]]) -> list[str]:
-        """Lanes (i32) of D that depend on a fragment, worked out once for all products with it; [] for none.
-
-        build: from i32 with bit 4 g set where a lane of quad g (lanes 4 g to 4 g + 3) has an undefined bit.
-        """
-        shadows = self.of(r for r in regs if isinstance(r, Reg))
-        if not shadows:
-            return []
-        key = f"{work} {' '.join(e.reg(s) for s in shadows)}"
-        if key not in e.lists:
-            total = self._some(e, shadows[0])
-            for shadow in shadows[1:]:
-                total = e.op(f"or <32 x i1> {total}, {self._some(e, shadow)}")
-            x = e.op(f"bitcast <32 x i1> {total} to i32")
-            for by in (1, 2):
-                x = e.op(f"or i32 {x}, {e.op(f'lshr i32 {x}, {by}')}")
-            e.lists[key] = build(e.op(f"and i32 {x}, {0x11111111}"))
-        return e.lists[key]
-
-    def _rows(self, e: Emitter, regs: Iterable[object]) -> list[str]:
-        """Lanes whose row of A has an undefined element: those of a quad share it."""
-        return self._fragment(e, regs, "rows", lambda quads: [e.op(f"mul i32 {quads}, 15")])
-
-    def _columns(self, e: Emitter, regs: Iterable[object]) -> list[str]:
-        """Lanes whose column of B is undefined, for even and odd columns: quad g of B is column g, lane 4 g + t of D
-        has columns 2 t and 2 t + 1."""
-
-        def build(quads: str) -> list[str]:
-            found = []
-            for odd in range(2):
-                total = "0"
-                for t in range(4):
-                    bit = e.op(f"and i32 {e.op(f'lshr i32 {quads}, {4 * (2 * t + odd) - t}')}, {1 << t}")
-                    total = e.op(f"or i32 {total}, {bit}")
-                found.append(e.op(f"mul i32 {total}, {0x11111111}"))
-            return found
-
-        return self._fragment(e, regs, "columns", build)
+    def _forget(self, e: Emitter, regs: Iterable[object]) -> None:
+        """Shadows that the runtime has changed are read from the frame anew."""
+        for shadow in self.of(r for r in regs if isinstance(r, Reg)):
+            e.cache.pop(shadow, None)
+            e.dirty.pop(shadow, None)
 
     def _wgmma(self, e: Emitter, i: Instr) -> None:
         """The unit works on registers in the frame, the checker on their shadows there."""
@@ -428,18 +390,24 @@ class Undefined:
         if i.op in ("ld", "ldu") and space_of(i) == "global":
             self._set_all(e, i, None)
             return
-        always = i.op in ("ld", "ldu") and (space_of(i) == "local" or (self.local and space_of(i) == "generic"))
+        if i.op not in ("ld", "ldu"):
+            self._fragments_loaded(e, i, targets)
+            return
+        always = space_of(i) == "local" or (self.local and space_of(i) == "generic")
         e.count += 1
         n = e.count
         asked = "true" if always else e.op(f"icmp ne i64 {e.warp_field(L.W_UNDEFINED)}, 0")
-        names, base, llvm = self._layout(i, targets)
+        bits = max(TYPE_BITS[type_of(i)], 8)
+        llvm = ivec(min(bits, 64))
         e.line(f"br label %ub{n}")
         e.label(f"ub{n}")
-        pointers = [e.scratch_ptr(base + k) for k in range(names)]  # of the block that both ways start from
+        count = len(targets) * (2 if bits == 128 else 1)
+        pointers = [e.scratch_ptr(1 + k) for k in range(count)]  # of the block that both ways start from
         e.line(f"br i1 {asked}, label %us{n}, label %uj{n}")
         e.label(f"us{n}")
         with _apart(e):
-            self._fetch(e, i)
+            form = access_of(i)
+            e.call("tl_shadow_ld", e.scratch_address(0), e.active(), e.scratch_address(1), *form, e.iid)
             loaded = [e.op(f"load {llvm}, ptr {p}, align 64") for p in pointers]
         e.line(f"br label %ue{n}")
         e.label(f"ue{n}")
@@ -448,15 +416,17 @@ class Undefined:
         values = [e.op(f"phi {llvm} [ zeroinitializer, %ub{n} ], [ {v}, %ue{n} ]") for v in loaded]
         self._place(e, i, targets, values)
 
-    def _layout(self, i: Instr, targets: tuple) -> tuple[int, int, str]:
-        """(vectors, first scratch vector, LLVM type) that the checker fills with shadows."""
+    def _fragments_loaded(self, e: Emitter, i: Instr, targets: tuple) -> None:
+        """ldmatrix and tcgen05.ld: the runtime puts the shadows in the frame; addresses are in scratch still."""
+        places = self._places(e, i, targets)
         if i.op == "tcgen05":
-            return len(targets), T.SCRATCH_REGISTERS, "<32 x i32>"
-        bits = 32 if i.op == "ldmatrix" else max(TYPE_BITS[type_of(i)], 8)
-        return len(targets) * (2 if bits == 128 else 1), 1, ivec(min(bits, 64))
+            e.call("tl_shadow_tmem_ld", *tensor_form(i), places, e.active(), e.iid)
+        else:
+            e.call("tl_shadow_ldmatrix", e.scratch_address(0), len(targets), int("trans" in i.mods), places, e.iid)
+        self._forget(e, targets)
 
     def _place(self, e: Emitter, i: Instr, targets: tuple, values: list[str]) -> None:
-        ty = "b32" if i.op in ("ldmatrix", "tcgen05") else type_of(i)
+        ty = type_of(i)
         bits = max(TYPE_BITS[ty], 8)
         signed = ty.startswith("s")
         for n, target in enumerate(targets):
@@ -469,20 +439,6 @@ class Undefined:
             else:
                 value = values[n]
             e.set(self.shadows[target], value, f"{'s' if signed else 'b'}{bits}")
-
-    def _fetch(self, e: Emitter, i: Instr) -> None:
-        """Have the shadows put where the values were; addresses (host) are in scratch 0 still."""
-        if i.op == "tcgen05":
-            shape, count, step = tensor_form(i)
-            e.call("tl_shadow_tmem_ld", shape, count, step, e.active(), e.iid)
-        elif i.op == "ldmatrix":
-            count = len(items_of(i.operands[0]))
-            e.call(
-                "tl_shadow_ldmatrix", e.scratch_address(0), count, int("trans" in i.mods), e.scratch_address(1), e.iid
-            )
-        else:
-            size, count = access_of(i)
-            e.call("tl_shadow_ld", e.scratch_address(0), e.active(), e.scratch_address(1), size, count, e.iid)
 
     def _keeps_all(self, i: Instr) -> bool:
         """Whether a store may be to local memory, whose shadows say of each byte whether it was written."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tensorladder.vgpu.codegen import table
 from tensorladder.vgpu.codegen.loads import is_pure
-from tensorladder.vgpu.ptx.nodes import TYPE_BITS, Instr, Vec
+from tensorladder.vgpu.ptx.cfg import registers
+from tensorladder.vgpu.ptx.nodes import TYPE_BITS, Instr, Reg, Vec
 
 ACROSS = {"vote", "redux", "match"}
 #: machine instructions whose results depend on what they are given as values do
@@ -62,3 +63,12 @@ def tensor_form(i: Instr) -> tuple[int, int, int]:
     shape = next(SHAPES[m][0] for m in i.mods if m in SHAPES)
     count = len(items_of(i.operands[0] if i.mods[0] == "ld" else i.operands[-1]))
     return shape, count, 2 if "pack::16b" in i.mods or "unpack::16b" in i.mods else 1
+
+
+def fragments_of(i: Instr) -> list[Reg]:
+    """Registers of an instruction that works on many, in the frame."""
+    if i.op == "mma":
+        return [r for o in i.operands[:4] for r in registers(o)]
+    if i.op == "ldmatrix" or (i.op == "tcgen05" and i.mods[:1] == ("ld",)):
+        return registers(i.operands[0])
+    return []

@@ -16,8 +16,9 @@ from tensorladder.vgpu.machine.hooks import (
     observe,
 )
 from tensorladder.vgpu.machine.native import export, helper
-from tensorladder.vgpu.machine.raw import copy_bytes, fill_bytes, ld16, ld64, st16, trailing_zeros
+from tensorladder.vgpu.machine.raw import copy_bytes, fill_bytes, ld16, ld64, lds32, st16, trailing_zeros
 from tensorladder.vgpu.machine.tmem import SCRATCH_HOST, SCRATCH_REGISTERS
+from tensorladder.vgpu.machine.vectors import lanes_equal32, lanes_equal64, put_lanes32, put_lanes64
 
 #: scratch vectors for the rows of matrices, behind what instructions use
 _ROWS = 40
@@ -95,10 +96,32 @@ def tl_shadow_st(w, addresses, lanes, vectors, size, count, iid):
     return 0
 
 
+@helper
+def defined(w, table, count):
+    """Clear the shadows of some registers; a table of their places in the frame (i32, -1: none)."""
+    for k in range(count):
+        at = lds32(table + 4 * k)
+        if at >= 0:
+            fill_bytes(ld64(w + L.W_FRAME) + at, 0, 4 * L.LANES)
+
+
+@helper
+def to_frame(w, table, count, vectors):
+    """Set them."""
+    for k in range(count):
+        at = lds32(table + 4 * k)
+        if at >= 0:
+            copy_bytes(ld64(w + L.W_FRAME) + at, vectors + 256 * k, 4 * L.LANES)
+
+
 @export
-def tl_shadow_ldmatrix(w, addresses, count, trans, vectors, iid):
-    """Shadows of the fragments that `tl_ldmatrix` loaded."""
+def tl_shadow_ldmatrix(w, addresses, count, trans, table, iid):
+    """Shadows of the fragments that `tl_ldmatrix` loaded, in the frame."""
+    if ld64(w + L.W_UNDEFINED) == 0:
+        defined(w, table, count)
+        return 0
     rows = w + L.W_SCRATCH + 256 * _ROWS
+    vectors = rows + 512
     fill_bytes(rows, 0, 512)
     observe(w, CHECK_SHADOW_LD, addresses, rows, 8 | (2 << 8), (1 << (8 * count)) - 1, iid)
     for i in range(count):
@@ -107,6 +130,7 @@ def tl_shadow_ldmatrix(w, addresses, count, trans, vectors, iid):
                 value = ld16(rows + 256 * (c >> 2) + 8 * (8 * i + r) + 2 * (c & 3))
                 place = 16 * r + 2 * c if trans == 0 else 16 * c + 2 * r
                 st16(vectors + 256 * i + place, value)
+    to_frame(w, table, count, vectors)
     return 0
 
 
@@ -125,12 +149,15 @@ def tl_shadow_stmatrix(w, addresses, count, trans, vectors, iid):
 
 
 @export
-def tl_shadow_tmem_ld(w, shape, count, step, lanes, iid):
-    """Shadows of what `tl_tmem_ld` loaded, in its place."""
+def tl_shadow_tmem_ld(w, shape, count, step, table, lanes, iid):
+    """Shadows of what `tl_tmem_ld` loaded, in the frame."""
+    if ld64(w + L.W_UNDEFINED) == 0:
+        defined(w, table, count)
+        return 0
     hosts = w + L.W_SCRATCH + 256 * SCRATCH_HOST
-    registers = w + L.W_SCRATCH + 256 * SCRATCH_REGISTERS
-    form = shape | (step << 4) | (count << 8)
-    observe(w, CHECK_SHADOW_TMEM_LD, hosts, registers, form, lanes, iid)
+    vectors = w + L.W_SCRATCH + 256 * SCRATCH_REGISTERS
+    observe(w, CHECK_SHADOW_TMEM_LD, hosts, vectors, shape | (step << 4) | (count << 8), lanes, iid)
+    to_frame(w, table, count, vectors)
     return 0
 
 
@@ -141,4 +168,76 @@ def tl_shadow_tmem_st(w, shape, count, step, lanes, iid):
     registers = w + L.W_SCRATCH + 256 * SCRATCH_REGISTERS
     form = shape | (step << 4) | (count << 8)
     observe(w, CHECK_SHADOW_TMEM_ST, hosts, registers, form, lanes, iid)
+    return 0
+
+
+# ---------------------------------------------------------------- products of fragments
+@helper
+def some_lanes(w, table, first, last, by, wide):
+    """Lanes in which one of some registers' shadows has a bit."""
+    lanes = 0
+    for k in range(first, last, by):
+        at = lds32(table + 4 * k)
+        if at >= 0:
+            shadow = ld64(w + L.W_FRAME) + at
+            lanes |= ~(lanes_equal64(shadow, 0) if wide != 0 else lanes_equal32(shadow, 0)) & 0xFFFFFFFF
+    return lanes
+
+
+@helper
+def quads(lanes):
+    """Bit 4 g for each quad of lanes (4 g to 4 g + 3) of which one is there."""
+    lanes |= lanes >> 1
+    return (lanes | (lanes >> 2)) & 0x11111111
+
+
+@helper
+def lanes_of_columns(columns, odd):
+    """Lanes 4 g + t of D whose column 2 t (odd: 2 t + 1) is there; columns: bit 4 c for column c."""
+    found = 0
+    for t in range(4):
+        found |= ((columns >> (4 * (2 * t + odd))) & 1) << t
+    return found * 0x11111111
+
+
+@helper
+def set_product(w, d, c, lanes, wide):
+    """The shadow of a register of D: all of it in these lanes, besides what C has undefined. d, c: places, -1: none."""
+    if d < 0:
+        return
+    frame = ld64(w + L.W_FRAME)
+    size = L.LANES * (8 if wide != 0 else 4)
+    if c < 0:
+        fill_bytes(frame + d, 0, size)
+    elif c != d:
+        copy_bytes(frame + d, frame + c, size)
+    if lanes != 0 and wide != 0:
+        put_lanes64(frame + d, lanes, -1)
+    elif lanes != 0:
+        put_lanes32(frame + d, lanes, -1)
+
+
+@export
+def tl_shadow_mma(w, table, form):
+    """Shadows of an mma.sync, in the frame: an element of D depends on its row of A, its column of B, and its own C.
+
+    table: places of D's, A's, B's and C's; form: how many D, A and B have (a byte each), bit 24: a register of D has
+    two columns, bit 25: registers of 64 bits. The layouts are those of m16n8: A's registers have rows g and g + 8 in
+    turn (lane 4 g + t), B's column g; D's two each of rows g and g + 8, columns 2 t and 2 t + 1 (PTX ISA, fragments of
+    mma).
+    """
+    d, a, b = form & 0xFF, (form >> 8) & 0xFF, (form >> 16) & 0xFF
+    both = (form >> 24) & 1
+    wide = (form >> 25) & 1
+    halves = 2 if a > 1 else 1
+    upper = quads(some_lanes(w, table, d, d + a, halves, wide)) * 15
+    lower = quads(some_lanes(w, table, d + 1, d + a, halves, wide)) * 15 if halves == 2 else 0
+    columns = quads(some_lanes(w, table, d + a, d + a + b, 1, wide))
+    even = lanes_of_columns(columns, 0)
+    odd = lanes_of_columns(columns, 1)
+    for n in range(d):
+        half = 0 if halves == 1 else (n if both != 0 else n >> 1) & 1
+        lanes = lower if half != 0 else upper
+        lanes |= even | odd if both != 0 else (odd if n & 1 else even)
+        set_product(w, lds32(table + 4 * n), lds32(table + 4 * (d + a + b + n)), lanes, wide)
     return 0
