@@ -28,6 +28,7 @@ from benchmarks.mutation_reasons import IDLE, SAME, by_construction, reason
 from tensorladder.core.errors import TensorladderError, UsageError
 from tensorladder.core.findings import Finding, Verdict
 from tensorladder.core.program import Launch, Program, Stream
+from tensorladder.measure import bench
 from tensorladder.measure.hazards import new_checker
 from tensorladder.measure.run import Request, VirtualTarget, build, digest, judge, plan
 from tensorladder.rungs.rung import catalog, find
@@ -202,7 +203,7 @@ def records(name: str, every: int = 1) -> Iterator[dict[str, Any]]:
 
 # ---------------------------------------------------------------- what is kept, and its table
 def kept() -> list[dict[str, Any]]:
-    return [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+    return bench.read(RESULTS)[1] if RESULTS.exists() else []
 
 
 def keep(name: str, found: Iterable[dict[str, Any]]) -> None:
@@ -217,7 +218,7 @@ def keep(name: str, found: Iterable[dict[str, Any]]) -> None:
             lines.append({key: value for key, value in record.items() if key not in ("shape", "sm_count", "seconds")})
     others = [record for record in kept() if record["rung"] != name]
     made = sorted([*others, *lines], key=lambda record: record["rung"])
-    RESULTS.write_text("".join(json.dumps(record) + "\n" for record in made))
+    bench.keep(RESULTS, bench.emulator("mutation"), made)
 
 
 COLUMNS = ("rung", "mutants", "no effect", "harmful", "error", "review", "unseen", "error share", "unexplained")

@@ -16,25 +16,24 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tensorladder.measure import bench
 from tests.peers.checked import unexplained, why
 
 RESULTS = Path(__file__).parent / "results" / "peers-checked.jsonl"
 
 
-def read(path: Path) -> dict[str, dict[str, Any]]:
-    """Records by test; a later line takes the place of an earlier one."""
-    if not path.exists():
-        return {}
-    return {record["test"]: record for record in map(json.loads, path.read_text(encoding="utf-8").splitlines())}
+def kept() -> dict[str, dict[str, Any]]:
+    """Records of the results by test."""
+    return {record["test"]: record for record in bench.read(RESULTS)[1]} if RESULTS.exists() else {}
 
 
 def keep(path: Path) -> None:
     """Add a run's lines to the results. Places in files that only this machine has are left out."""
-    made = read(RESULTS)
-    for test, record in read(path).items():
+    made = kept()
+    for record in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
         faults = [fault | {key: _place(fault[key]) for key in ("where", "other")} for fault in record["faults"]]
-        made[test] = {**record, "faults": faults}
-    RESULTS.write_text("".join(json.dumps(made[test]) + "\n" for test in sorted(made)), encoding="utf-8")
+        made[record["test"]] = {**record, "faults": faults}
+    bench.keep(RESULTS, bench.emulator("peers-checked"), (made[test] for test in sorted(made)))
 
 
 def _place(where: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -62,7 +61,7 @@ def main() -> int:
     asked = parser.parse_args()
     if asked.keep:
         keep(asked.keep)
-    records = list(read(RESULTS).values())
+    records = list(kept().values())
     strange = [r for r in records if unexplained(r["test"], [{"verdict": "error", **f} for f in r["faults"]])]
     for record in records:
         print(json.dumps(record) if asked.json else " | ".join(row(record)))

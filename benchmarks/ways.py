@@ -158,7 +158,7 @@ def here() -> tuple[Row, list[Row]]:
     """(machine, rows): microseconds to hand three arrays over, and seconds of CPU time to compile, each way."""
     rows = [_row(way, "arguments", rounds) for way, rounds in _in_turn(arguments()).items()]
     rows += [{"way": way, "what": "compile", "cpu_seconds": seconds} for way, seconds in compilations()]
-    return {**bench.emulator(SUITE), "on": "host", "gpu": "none", "clock": "CPU time"}, rows
+    return {**bench.emulator(SUITE.name), "on": "host", "gpu": "none", "clock": "CPU time"}, rows
 
 
 def arguments() -> dict[str, Call]:

@@ -101,7 +101,7 @@ def bench(
         if pack is not None or dtype or ops or quack is not None:
             raise UsageError("--pack, --dtype, --quack, --op and the suites of the op are for --on gpu")
         asked = measure.emulated(chosen, specs, arch, refused)
-        host, rows = measure.emulator(chosen), measure.on_vgpu(asked, 3, refused)
+        host, rows = measure.emulator(chosen.name), measure.on_vgpu(asked, 3, refused)
     keep = functools.partial(_keep, chosen, host, folder=results, on=on)
     records = _show(host, rows, as_json, keep)
     means = measure.geometric_means(records)

@@ -355,13 +355,13 @@ def untimed(why: str) -> Record:
 # ------------------------------------------------------------------------------------------------- on the virtual GPU
 
 
-def emulator(suite: Suite) -> Record:
+def emulator(suite: str) -> Record:
     """The computer that emulates: the first line of a result file."""
     cpu = platform.processor() or platform.machine()
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as info:
         cpu = next((line.split(":", 1)[1].strip() for line in info if line.startswith("model name")), cpu)
     return {
-        "suite": suite.name, "on": "vgpu", "gpu": "vgpu", "clock": "wall time of the emulation", "cpu": cpu,
+        "suite": suite, "on": "vgpu", "gpu": "vgpu", "clock": "wall time of the emulation", "cpu": cpu,
         "cores": len(os.sched_getaffinity(0)), "load": round(os.getloadavg()[0], 2), "tensorladder": __version__,
         "python": platform.python_version(), "when": _now(),
     }  # fmt: skip
