@@ -18,7 +18,7 @@ import numpy as np
 from ..core.devicefacts import device_attribute
 from ..core.program import Module
 from ..vgpu.driver.session import Session
-from .standins import DriverError, Facade, Host, Refusing, extents, provided
+from .standins import Facade, Host, Refusing, extents, provided, translated
 
 #: options of ProgramOptions that NVRTC has under another spelling, as flags of a value
 _FLAGS: dict[str, Callable[[Any], list[str]]] = {
@@ -282,7 +282,7 @@ class ObjectCode(Refusing):
     def get_kernel(self, name: Any) -> Kernel:
         text = name.decode() if isinstance(name, bytes) else str(name)
         self._handle = self._handle or self._host.load(self._made)
-        with translated():
+        with translated(CUDAError):
             return Kernel(self._host, self._host.modules.function(self._handle, self.symbol_mapping.get(text, text)))
 
 
@@ -330,15 +330,6 @@ class Program(Refusing):
         """Nothing is held."""
 
 
-@contextlib.contextmanager
-def translated() -> Iterator[None]:
-    """What the driver would answer, as cuda.core's own error."""
-    try:
-        yield
-    except DriverError as error:
-        raise CUDAError(str(error)) from None
-
-
 def names_of(host: Host) -> dict[str, Any]:
     """The names of cuda.core, for one session."""
 
@@ -360,7 +351,7 @@ def names_of(host: Host) -> dict[str, Any]:
         cooperative = config.is_cooperative or config.cooperative_launch
         cluster = extents(config.cluster or 1)
         grid = [n * size for n, size in zip(extents(config.grid), cluster, strict=True)]
-        with translated():
+        with translated(CUDAError):
             host.launch(kernel.handle, grid, config.block, values, config.shmem_size, cluster, cooperative)
 
     def resource(label: str, device: bool, visible: bool) -> Callable[..., MemoryResource]:

@@ -20,7 +20,7 @@ from ..core.errors import UsageError
 from ..core.program import Module
 from ..vgpu.driver.session import DEVICE_MEMORY, Session
 from .cupy_arrays import FUNCTIONS, Arrays, DeviceArray, MemoryPointer, UnownedMemory, random_functions
-from .standins import DriverError, Facade, Host, Refusing, provided
+from .standins import Facade, Host, Refusing, provided, translated
 
 _VERSION = 13000
 #: of Device.attributes, by CUdevice_attribute
@@ -46,14 +46,6 @@ class CUDADriverError(RuntimeError):
     """The name of a CUresult."""
 
 
-@contextlib.contextmanager
-def _translated() -> Iterator[None]:
-    try:
-        yield
-    except DriverError as error:
-        raise CUDADriverError(str(error)) from None
-
-
 class Function(Refusing):
     """A kernel: called with grid, block and arguments."""
 
@@ -68,7 +60,7 @@ class Function(Refusing):
     def kernel(self) -> int:
         """The function's handle; compiles at the first use."""
         if self._handle is None:
-            with _translated():
+            with translated(CUDADriverError):
                 self._handle = self._find()
         return self._handle
 
@@ -80,14 +72,14 @@ class Function(Refusing):
                  **others: Any) -> None:  # fmt: skip
         for name in others:
             self._session.refuse(f"cupy.RawKernel(..., {name}=...)")
-        with _translated():
+        with translated(CUDADriverError):
             self._host.launch(self.kernel, grid, block, [_argument(arg) for arg in args], shared_mem,
                               cooperative=self._cooperative)  # fmt: skip
 
     @property
     def attributes(self) -> dict[str, int]:
         """What of CuPy's table is known here."""
-        with _translated():
+        with translated(CUDADriverError):
             return {name: self._host.modules.attribute(n, self.kernel) for name, n in _OF_FUNCTION.items()}
 
     @property
@@ -96,7 +88,7 @@ class Function(Refusing):
 
     @max_dynamic_shared_size_bytes.setter
     def max_dynamic_shared_size_bytes(self, size: int) -> None:
-        with _translated():
+        with translated(CUDADriverError):
             self._host.modules.set_attribute(self.kernel, _OF_FUNCTION["max_dynamic_shared_size_bytes"], int(size))
 
     @property
@@ -187,7 +179,7 @@ class PtxModule(Refusing):
         self._handle = self._host.load(Module(text.rstrip(b"\0").decode(), self._session.arch.name))
 
     def load_file(self, path: Any) -> None:
-        with _translated():
+        with translated(CUDADriverError):
             self._handle = self._host.modules.load_file(path)
 
     def get_function(self, name: str) -> Function:

@@ -26,7 +26,7 @@ from ..vgpu.driver.modules import DriverError, Modules
 from ..vgpu.driver.session import Session
 from . import nvrtc
 
-__all__ = ["DriverError", "Facade", "Host", "Refusing", "extents", "piece_of", "provided"]
+__all__ = ["DriverError", "Facade", "Host", "Refusing", "extents", "piece_of", "provided", "translated"]
 
 
 class Host:
@@ -130,6 +130,15 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         """Its names are there already."""
+
+
+@contextlib.contextmanager
+def translated(kind: type[Exception]) -> Iterator[None]:
+    """What the driver would answer, as the package's own kind of error."""
+    try:
+        yield
+    except DriverError as error:
+        raise kind(str(error)) from None
 
 
 @contextlib.contextmanager

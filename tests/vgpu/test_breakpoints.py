@@ -216,15 +216,15 @@ SOURCES = """  .loc 1 10 0
   st.global.u32 [%out], %r3;
   ret;
 }
-.file 1 "/home/me/kernels/gemm.py"
+.file 1 "/project/kernels/gemm.py"
 {"""
 
 
 def test_a_source_line_is_its_first_instruction_in_each_block():
     text = kernel(SOURCES).replace("{\n}", "").replace("\n{\n", "\n")
-    for name in ("gemm.py", "kernels/gemm.py", "/home/me/kernels/gemm.py"):
+    for name in ("gemm.py", "kernels/gemm.py", "/project/kernels/gemm.py"):
         (got,) = hits(text, f"{name}:12", block=32)
-        assert got["where"] == {"what": "add.u32", "file": "/home/me/kernels/gemm.py", "line": 12, "ptx_line": 12}
+        assert got["where"] == {"what": "add.u32", "file": "/project/kernels/gemm.py", "line": 12, "ptx_line": 12}
     assert [one["where"]["ptx_line"] for one in hits(text, "gemm.py:10", block=32)] == [10]
     with pytest.raises(UsageError, match=r"gemm.py:13: .* nearest lines that have one: 12 and 20"):
         stop(text, "gemm.py:13")

@@ -39,24 +39,8 @@ def all_met(x, n):
 
 
 @helper
-def lanes_met(x, n, mask, live):
-    """bar.warp.sync of the lanes of a mask."""
-    if live & ~mask == 0:
-        all_met(x, n)
-        return
-    log = log_of(x, n)
-    for write in range(2):
-        for k in range(min(ld64(log if write != 0 else log + 8), X.LOG_MOST)):
-            entry = entry_of(log, write, k)
-            for lane in range(L.LANES):
-                seen = ld32(entry + X.ENTRY_SEEN + 4 * lane)
-                if (seen | 1 << lane) & mask != 0:
-                    st32(entry + X.ENTRY_SEEN + 4 * lane, seen | mask)
-
-
-@helper
-def lanes_waited(x, n, lanes, live):
-    """Lanes have waited for something: they come after all that the warp's lanes did."""
+def come_after(x, n, lanes, among, live):
+    """Lanes of a warp come after what those of `among` did, and what these came after."""
     if live & ~lanes == 0:
         all_met(x, n)
         return
@@ -65,7 +49,21 @@ def lanes_waited(x, n, lanes, live):
         for k in range(min(ld64(log if write != 0 else log + 8), X.LOG_MOST)):
             entry = entry_of(log, write, k)
             for lane in range(L.LANES):
-                st32(entry + X.ENTRY_SEEN + 4 * lane, ld32(entry + X.ENTRY_SEEN + 4 * lane) | lanes)
+                seen = ld32(entry + X.ENTRY_SEEN + 4 * lane)
+                if (seen | 1 << lane) & among != 0:
+                    st32(entry + X.ENTRY_SEEN + 4 * lane, seen | lanes)
+
+
+@helper
+def lanes_met(x, n, mask, live):
+    """bar.warp.sync of the lanes of a mask."""
+    come_after(x, n, mask, mask, live)
+
+
+@helper
+def lanes_waited(x, n, lanes, live):
+    """Lanes have waited for something: they come after all that the warp's lanes did."""
+    come_after(x, n, lanes, -1, live)
 
 
 # ---------------------------------------------------------------- one instruction
