@@ -41,9 +41,8 @@ from tensorladder.vgpu.machine.tma import (
     dim,
     inside,
     room,
+    row_of_box,
     row_pitch,
-    step,
-    stride,
 )
 
 _RESPONSE_BYTES = 16
@@ -210,17 +209,9 @@ def global_box(x, op, m, n, lane, write, v, p, epoch, site):
     for i in range(1, rank):
         rows *= box_count(m, i, rank)
     for row in range(rows):
-        rest = row
-        at = first
-        ok = True
-        for i in range(1, rank):
-            count = box_count(m, i, rank)
-            c = ld64(op + L.A_COORD + 8 * i) + (rest % count) * step(m, i)
-            rest //= count
-            ok = ok and c >= 0 and c < dim(m, i)
-            at += c * stride(m, i)
+        ok, offset = row_of_box(op, m, rank, row)
         if ok:
-            touch_global(x, n, 1 << lane, at, size, write, v, p, epoch, site)
+            touch_global(x, n, 1 << lane, first + offset, size, write, v, p, epoch, site)
 
 
 @helper

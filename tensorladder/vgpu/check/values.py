@@ -26,8 +26,8 @@ from tensorladder.vgpu.machine.tma import (
     box_count,
     dim,
     inside,
+    row_of_box,
     row_pitch,
-    step,
 )  # fmt: skip
 from tensorladder.vgpu.machine.tmem import register_offset
 
@@ -143,14 +143,7 @@ def box_undefined(x, op, m, slot, lo):
         rows *= box_count(m, i, rank)
     y = slot_record(x, slot)
     for row in range(rows):
-        rest = row
-        ok = True
-        for i in range(1, rank):
-            count = box_count(m, i, rank)
-            c = ld64(op + L.A_COORD + 8 * i) + (rest % count) * step(m, i)
-            rest //= count
-            ok = ok and c >= 0 and c < dim(m, i)
-        if not ok:
+        if not row_of_box(op, m, rank, row)[0]:
             continue
         start = lo + row * pitch
         for at in range(start + ((first * bits) >> 3), start + ((last * bits + 7) >> 3)):

@@ -294,6 +294,21 @@ def inside(c, n, e, d):
 
 
 @helper
+def row_of_box(op, m, rank, row):
+    """(whether a row of a box lies inside the tensor, its offset there in bytes)."""
+    rest = row
+    offset = 0
+    ok = True
+    for i in range(1, rank):
+        count = box_count(m, i, rank)
+        c = ld64(op + L.A_COORD + 8 * i) + (rest % count) * step(m, i)
+        rest //= count
+        ok = ok and c >= 0 and c < dim(m, i)
+        offset += c * stride(m, i)
+    return ok, offset
+
+
+@helper
 def reachable(w, op, m, rank, how):
     """Whether the elements of the box inside the tensor lie in one allocation; else the error is recorded."""
     bits = _BITS[_type(m)]
