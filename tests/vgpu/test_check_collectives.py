@@ -72,6 +72,7 @@ def test_lanes_that_leave_or_come_later_are_no_finding(body) -> None:
 # ---------------------------------------------------------------- arrivals in the wrong round
 ROUNDS = "mbarrier.arrive.shared.b64 _, [%r10];" + wait(0) + "mbarrier.arrive.shared.b64 _, [%r10];" + wait(1, 1)
 ELECTED = "and.b32 %r20, %r0, 31; setp.eq.u32 %p4, %r20, 0; @%p4 mbarrier.arrive.shared.b64 _, [%r10];"
+COPIED = "cp.async.ca.shared.global [%r3], [%rd1], 4; cp.async.mbarrier.arrive.noinc.shared.b64 [%r10];" + wait(0)
 
 
 @pytest.mark.parametrize(("broken", "repaired"), [
@@ -79,7 +80,8 @@ ELECTED = "and.b32 %r20, %r0, 31; setp.eq.u32 %p4, %r20, 0; @%p4 mbarrier.arrive
     (init(1) + ROUNDS, init(128) + ROUNDS),
     (init(3) + ELECTED + wait(0), init(4) + ELECTED + wait(0)),
     (init(4) + ELECTED + ELECTED + wait(0) + wait(1, 1), init(4) + ELECTED + wait(0) + ELECTED + wait(1, 1)),
-], ids=["one lane too few", "one instead of all", "one warp too few", "twice before the wait"])  # fmt: skip
+    (init(127) + COPIED, init(128) + COPIED),
+], ids=["one lane too few", "one instead of all", "one warp too few", "twice before the wait", "copies"])  # fmt: skip
 def test_more_arrivals_than_an_mbarrier_counts(broken, repaired) -> None:
     for policy in ("eager", "random:3"):
         assert "barrier-count" in errors(check(broken, block=128, policy=policy)), policy

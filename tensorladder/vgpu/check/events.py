@@ -45,7 +45,7 @@ from tensorladder.vgpu.check.lanes import all_met, lanes_met, lanes_waited
 from tensorladder.vgpu.check.maps import on_map
 from tensorladder.vgpu.check.matrix import on_registers, on_settle, on_wgmma, on_wgmma_commit, on_wgmma_wait
 from tensorladder.vgpu.check.order import LEVEL_GPU, take_pending
-from tensorladder.vgpu.check.rounds import lanes_in_one_phase
+from tensorladder.vgpu.check.rounds import arrival_sign, lanes_in_one_phase
 from tensorladder.vgpu.check.shadow import at_place, found, reset_arena
 from tensorladder.vgpu.check.tensor import (
     on_alloc,
@@ -316,8 +316,12 @@ def on_barrier(x, w, n, what, a, b, c, lanes, iid):
     elif what == H.CHECK_ARRIVE:
         at = barrier_at(x, a)
         if at != 0:
-            lanes_in_one_phase(x, w, n, at, c, iid)
+            lanes_in_one_phase(x, n, at, arrival_sign(w, n, iid), lanes, iid)
         on_arrive(x, n, a, b, c, lanes, iid)
+    elif what == H.CHECK_ASYNC_ARRIVE:
+        at = barrier_at(x, a)
+        if at != 0 and b != 0:
+            lanes_in_one_phase(x, n, at, b, lanes, iid)
     elif what == H.CHECK_FLIP:
         on_flip(x, n, a, lanes, iid)
     elif what == H.CHECK_BAR:
@@ -376,6 +380,7 @@ def tl_check(subject, what, a, b, c, lanes, iid):
         on_cp(x, n, a, b, c, lanes, iid)
     elif what == H.CHECK_CP_ARRIVE:
         on_cp_arrive(x, w, n, a, lanes, iid)
+        return arrival_sign(w, n, iid)
     elif what == H.CHECK_COMMIT:
         on_commit(x, w, n, a, lanes)
     elif what == H.CHECK_WAIT_GROUPS:

@@ -68,9 +68,14 @@ def in_its_turn(x, n, b, earlier, lanes, iid):
 
 
 @helper
-def lanes_in_one_phase(x, w, n, b, lanes, iid):
-    """The lanes of one arrival count for one phase."""
-    sign = ((ld64(w + L.W_CLOCK) << 32) | site_of(n, iid)) + 1
+def arrival_sign(w, n, iid):
+    """Says which execution of an arrival by a warp this is; not 0."""
+    return ((ld64(w + L.W_CLOCK) << 32) | site_of(n, iid)) + 1
+
+
+@helper
+def lanes_in_one_phase(x, n, b, sign, lanes, iid):
+    """The lanes of one arrival (arrival_sign) count for one phase."""
     phases = ld64(b + X.B_PHASES)
     if ld64(b + X.B_SIGN) != sign:
         st64(b + X.B_SIGN, sign)
