@@ -85,3 +85,23 @@ KERNEL(scope_arrival_of_cta_at_peer) {
     }
     CLUSTER_SYNC();
 }
+
+KERNEL(scope_wait_of_cta_for_peer_writes) {
+    __shared__ u32 buffer[64];
+    __shared__ u64 full;
+    const u32 t = threadIdx.x;
+    if (t == 0) BARRIER_INIT(&full, 64);
+    if (t == 0) BARRIER_INIT_FENCE();
+    CLUSTER_SYNC();
+    if (blockIdx.x == 1) {
+        buffer[t] = x[t];
+        ARRIVE_PEER(&full, 0);
+    } else {
+        u32 value;
+        if (broken) WAIT(&full, 0);
+        if (!broken) WAIT_CLUSTER(&full, 0);
+        LOAD_PEER(value, buffer + t, 1);  // hazard: scope-wait-of-cta-for-peer-writes
+        out[t] = value;
+    }
+    CLUSTER_SYNC();
+}

@@ -50,4 +50,13 @@ CASES = [
         grid=(2, 1, 1),
         cluster=(2, 1, 1),
     ),
+    Case(
+        name="scope-wait-of-cta-for-peer-writes",
+        wrong="what the peer wrote is read after a wait on an mbarrier that acquires with CTA scope, the default",
+        kind="scope",
+        language="cuda",
+        grid=(2, 1, 1),
+        cluster=(2, 1, 1),
+        verdict="review",
+    ),
 ]

@@ -98,7 +98,7 @@ class ClusterReduce:
         all_stored = smem.allocate_array(cutlass.Int64)
 
         # Each CTA is running, and the first one's variables initialised, once all have passed the wait below.
-        if tidx == 0:
+        if rank == 0 and tidx == 0:
             of_ctas[0] = sum_type(0)
             cute.arch.mbarrier_init(all_stored, 1)
             cute.arch.mbarrier_init_fence()

@@ -9,6 +9,7 @@ from tensorladder.vgpu.check.exits import visit
 from tensorladder.vgpu.check.lanes import among_lanes, lanes_waited
 from tensorladder.vgpu.check.order import synchronise
 from tensorladder.vgpu.check.shadow import shared_place, touch_global, touch_shared
+from tensorladder.vgpu.check.widths import reads
 from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.machine.hooks import (
     ACCESS_ACQUIRE,
@@ -95,6 +96,9 @@ def on_access(x, w, n, addresses, size, what, lanes, iid):
     if sync and what & 15 != ACCESS_WRITE:
         lanes_waited(x, n, lanes, ld64(w + L.W_LIVE))
     among_lanes(x, n, addresses, lanes, size, what, write, iid)
+    if ld64(x + X.X_CROSS) != 0:
+        reads(x, n)
     each_lane(x, n, addresses, lanes, size, write, flags_of(what), iid)
+    st64(x + X.X_DOUBT, 0)
     if sync and write != 0:
         synchronise(x, n, addresses, lanes, (what & ~15) | ACCESS_WRITE, iid)

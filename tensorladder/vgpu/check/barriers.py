@@ -28,7 +28,9 @@ from tensorladder.vgpu.check.lanes import all_met
 from tensorladder.vgpu.check.maps import fence_map
 from tensorladder.vgpu.check.order import (
     LEVEL_CLUSTER,
+    LEVEL_CTA,
     LEVEL_GPU,
+    fence_level,
     fenced_at,
     memory_fence,
     take_pending,
@@ -36,6 +38,15 @@ from tensorladder.vgpu.check.order import (
 )
 from tensorladder.vgpu.check.rounds import in_its_round, in_its_turn
 from tensorladder.vgpu.check.shadow import at_place, found, shared_place
+from tensorladder.vgpu.check.widths import (
+    arrive_at_bar,
+    fenced_widely,
+    hand_on,
+    learn,
+    learn_at_bar,
+    learn_from,
+    own_complete,
+)
 from tensorladder.vgpu.codegen.sync import (
     FENCE_ASYNC,
     FENCE_MBARRIER_INIT,
@@ -45,7 +56,7 @@ from tensorladder.vgpu.codegen.sync import (
     FENCE_WGMMA,
 )
 from tensorladder.vgpu.machine.barriers import BAR_ARRIVE
-from tensorladder.vgpu.machine.mbarrier import RELAXED, SCOPE_CTA, WAIT_BY_STATE
+from tensorladder.vgpu.machine.mbarrier import RELAXED, SCOPE_CLUSTER, SCOPE_CTA, WAIT_BY_STATE
 from tensorladder.vgpu.machine.native import helper
 from tensorladder.vgpu.machine.raw import ld32, ld64, st32, st64, trailing_zeros
 
@@ -130,6 +141,7 @@ def on_init(x, n, host, count, lanes, iid):
     st64(b + X.B_COUNT, count)
     st64(b + X.B_ARRIVED, -1)
     st64(b + X.B_SIGN, 0)
+    st64(b + X.B_DOUBT, 0)
     st64(b + X.B_INIT, epoch_of(n, clock_of(known(x, n), n), trailing_zeros(lanes), 0))
     st64(b + X.B_INIT_SITE, site_of(n, iid))
 
@@ -186,7 +198,7 @@ def on_arrive(x, n, host, count, flags, lanes, iid):
     st64(b + X.B_ARRIVED, site_of(n, iid))
     if flags & RELAXED == 0 and not out_of_scope(x, n, b, flags, iid):
         visit(x, n, ld64(b + X.B_SLOT), iid)
-        release_to(x, n, phase_clocks(x, b))
+        hand_on(x, n, b, phase_clocks(x, b))
         tick(x, n)
 
 
@@ -208,7 +220,7 @@ def async_arrival(x, n, b, lanes, by_async, iid):
     """An operation that a warp issues will arrive (by_async: through the async proxy): what the warp knows is older."""
     use_barrier(x, n, b, lanes, by_async, iid)
     st64(b + X.B_ARRIVED, site_of(n, iid))
-    release_to(x, n, phase_clocks(x, b))
+    hand_on(x, n, b, phase_clocks(x, b))
 
 
 @helper
@@ -234,14 +246,15 @@ def on_flip(x, n, host, lanes, iid):
     copy(x, running + 4 * size, running + 2 * size)
     join(x, running + 2 * size, running)
     join(x, running + 3 * size, running + size)
+    own_complete(x, b)
     clear(x, running)
     clear(x, running + size)
 
 
 @helper
 def relaxed(x, n):
-    """Clock of the phases that relaxed waits of warp n have seen complete."""
-    return ld64(x + X.X_RELAXED) + n * ld64(x + X.X_CLOCK_BYTES)
+    """V of the phases that relaxed waits of warp n have seen complete; P follows."""
+    return ld64(x + X.X_RELAXED) + 2 * n * ld64(x + X.X_CLOCK_BYTES)
 
 
 @helper
@@ -264,9 +277,12 @@ def on_wait(x, n, host, flags, lanes, iid):
     if flags & WAIT_BY_STATE == 0:
         in_its_turn(x, n, b, complete_clocks(x, b) + 2 * ld64(x + X.X_CLOCK_BYTES), lanes, iid)
     if flags & RELAXED == 0:
+        learn_from(x, n, b, complete_clocks(x, b), flags & SCOPE_CLUSTER != 0, iid)
         acquire_from(x, n, complete_clocks(x, b))
     else:
         join(x, relaxed(x, n), complete_clocks(x, b))
+        join(x, relaxed(x, n) + ld64(x + X.X_CLOCK_BYTES), complete_clocks(x, b) + ld64(x + X.X_CLOCK_BYTES))
+        st64(record_of(x, n) + X.Z_RELAXED, 1)
     tick(x, n)
     st64(record_of(x, n) + X.Z_WAITED, iid)
     warps = ld64(x + X.X_WARPS)
@@ -290,6 +306,8 @@ def on_bar(x, n, index, op, lanes, iid):
     loads_waited(x, n, lanes, iid)
     take_pending(x, n, LEVEL_GPU)
     warps = ld64(x + X.X_WARPS)
+    if ld64(x + X.X_CROSS) != 0:
+        arrive_at_bar(x, n, index, bar_clocks(x, n // warps, index))
     release_to(x, n, bar_clocks(x, n // warps, index))
     tick(x, n)
     if op != BAR_ARRIVE:
@@ -306,9 +324,11 @@ def on_bar_done(x, slot, index):
     st64(place, 0)
     while waiting != 0:
         n = slot * ld64(x + X.X_WARPS) + trailing_zeros(waiting)
+        learn_at_bar(x, n, slot, index, clocks)
         acquire_from(x, n, clocks)
         all_met(x, n)
         waiting &= waiting - 1
+    st64(slot_record(x, slot) + X.Y_BAR_DOUBT + 8 * index, 0)
     clear(x, clocks)
     clear(x, clocks + ld64(x + X.X_CLOCK_BYTES))
 
@@ -343,6 +363,7 @@ def on_cluster_arrive(x, n, generation, relaxed):
 @helper
 def on_cluster_wait(x, n, generation):
     """CHECK_CLUSTER_WAIT."""
+    learn(x, n, cluster_clocks(x, n, generation))
     acquire_from(x, n, cluster_clocks(x, n, generation))
 
 
@@ -420,5 +441,9 @@ def on_fence(x, n, what, addresses, lanes, iid):
     elif kind == FENCE_MBARRIER_INIT or (kind == FENCE_MEMORY and (what >> 8) & 15 >= _CLUSTER_SCOPE):
         st64(z + X.Z_INIT_FENCE, clock + 1)
     if kind in (FENCE_MBARRIER_INIT, FENCE_MEMORY):
+        if kind == FENCE_MEMORY and (fence_level(what) != LEVEL_CTA or ld64(x + X.X_SIZE) == 1):
+            fenced_widely(x, n)
+            if ld64(record_of(x, n) + X.Z_RELAXED) != 0:
+                acquire_from(x, n, relaxed(x, n))
         memory_fence(x, n, what, iid)
     tick(x, n)

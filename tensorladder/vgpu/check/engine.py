@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _MOST_COMPONENTS = 16384
 #: strong accesses and fences whose scope is narrower than the GPU
 _NARROW = re.compile(r"\b(ld|st|atom|red|fence)\.(?!mbarrier_init|proxy)[\w.:]*\.(cta|cluster)\b|\bmembar\.cta\b")
+#: accesses of other CTAs' shared memory
+_CROSS = re.compile(r"\b(ld|st|atom|red)\.[\w.:]*shared::cluster\b|\bmapa\.")
 
 
 class Watch:
@@ -46,6 +48,7 @@ class Watch:
             X.X_SIZE: size, X.X_B_MAX: barriers, X.X_SHARED: unit.shared, X.X_STRIDE: unit.stride,
             X.X_WINDOW: window, X.X_UNIT: unit.words.address, X.X_ORDERED: int(run.ordered),
             X.X_LAUNCH: run.words.address, X.X_ROWS: rows, X.X_SCOPED: int(scoped),
+            X.X_CROSS: int(size > 1 and _CROSS.search(run.launch.module.ptx) is not None),
         }.items():  # fmt: skip
             x[field] = value
         clusters = -(-unit.slots // size)
@@ -58,8 +61,10 @@ class Watch:
             X.X_BARS: 2 * 16 * unit.slots * clock, X.X_CLUSTERS: 4 * clusters * clock,
             X.X_SYNC: X.SYNC_BYTES * X.SYNC_SLOTS, X.X_SYNC_CLOCKS: 2 * X.SYNC_MOST * clock, X.X_EDGES: 24 * X.EDGES,
             X.X_FENCES: 3 * (X.FENCE_HEAD + (X.FENCE_MOST + 1) * clock), X.X_STARTED: 24 * X.STARTED,
-            X.X_VISITS: 8 * size * warps, X.X_RELAXED: warps * clock, X.X_LANE_LOG: warps * X.LOG_BYTES,
-            X.X_MEET: groups * X.MEETS * 2 * clock,
+            X.X_VISITS: 8 * size * warps, X.X_RELAXED: 2 * warps * clock, X.X_LANE_LOG: warps * X.LOG_BYTES,
+            X.X_MEET: groups * X.MEETS * 2 * clock, X.X_DOUBTS: warps * clock if x[X.X_CROSS] else 0,
+            X.X_B_OWN: 2 * barriers * clock if x[X.X_CROSS] else 0,
+            X.X_BAR_DOUBTS: 16 * unit.slots * clock if x[X.X_CROSS] else 0,
         }.items():  # fmt: skip
             x[field] = self._take(count)
         if advice:

@@ -123,6 +123,7 @@ def on_start(x, c):
         for k in range(ld64(x + X.X_ROWS)):
             clear(x, known(x, n) + k * size)
         clear(x, relaxed(x, n))
+        clear(x, relaxed(x, n) + size)
         st32(ld64(x + X.X_STARTS) + 4 * n, clock)
         st32(known(x, n) + 4 * n, clock + 1)
         z = record_of(x, n)

@@ -78,14 +78,19 @@ X_GRID = 464  # component of "the launch before is over", 0: the launch depends 
 X_LANE_LOG = 472  # logs of the warps' accesses since their lanes met (lanes.py)
 X_VISITS = 480  # (clock, instruction) i32 by slot and warp of its cluster: its last access of the slot's window
 X_STORED_SAME = 488  # lanes whose access left memory as it was (stores)
-X_RELAXED = 496  # a vector clock a warp: phases that relaxed waits have seen
+X_RELAXED = 496  # two vector clocks a warp: (seen, async proxy) of the phases that relaxed waits have seen
 X_MARKS_A = 512  # rows of A that are undefined: whether any, then 256 bits (values.py), for two CTAs of a pair
 X_MARKS_B = X_MARKS_A + 80  # columns of B, the same
 MARKS = 40
 X_UNDEFINED = X_MARKS_B + 80  # the reads since it was cleared met memory that nothing wrote
 X_TAINTED = X_UNDEFINED + 8  # undefined values were stored to shared memory
 X_TMEM_TAINTED = X_TAINTED + 8  # and to tensor memory
-X_BYTES = 704
+X_CROSS = X_TMEM_TAINTED + 8  # threads may access shared memory of other CTAs (scopes.py)
+X_DOUBTS = X_CROSS + 8  # a vector clock a warp: of V what it knows without waits of too narrow a scope
+X_DOUBT = X_DOUBTS + 8  # that of the warp that accesses, 0: there is no doubt
+X_B_OWN = X_DOUBT + 8  # two vector clocks an mbarrier: phase that runs, complete ones, without what is doubtful
+X_BAR_DOUBTS = X_B_OWN + 8  # a vector clock a named barrier: the same
+X_BYTES = 768
 
 FINDINGS = 1024
 ADVICE_ROWS = 1 << 16
@@ -107,7 +112,8 @@ Y_GENERATION = 224  # of the cluster's barrier, in the slot of its first CTA: th
 Y_CTA = 232
 Y_UNDEFINED = 240  # a byte for each of the window: what was stored there is undefined
 Y_TMEM_UNDEFINED = 248  # tensor memory (behind its T_DATA) of ones for undefined bits
-Y_BYTES = 256
+Y_BAR_DOUBT = 256  # i64 x 16: Z_DOUBT of who arrived at a named barrier
+Y_BYTES = 384
 
 # ---------------------------------------------------------------- arena of blocks
 E_FREE = 0  # first free block
@@ -150,6 +156,8 @@ Z_PENDING = Z_REGISTERS + 8 * REGISTERS  # bits of levels (order.py) whose ROW_P
 Z_FENCE = Z_PENDING + 8  # its last fence: instruction | level << 32
 Z_SAW = Z_FENCE + 8  # slot + 1 of the CTA that wrote the flag it read last
 Z_ST_FENCED = Z_SAW + 8  # (Z_ST_SEQ, its clock) at its last two tcgen05.fence::before_thread_sync
+Z_DOUBT = Z_ST_FENCED + 32  # 1 + instruction of its last wait of too narrow a scope
+Z_RELAXED = Z_DOUBT + 8  # whether it has waited relaxed
 Z_BYTES = Z_ST_FENCED + 64
 
 RING = 64
@@ -177,6 +185,7 @@ B_ARRIVED = 64  # site of the last arrival
 B_FLIPPED = 72  # site of the arrival that completed the last phase
 B_SIGN = 80  # of the execution of an instruction that arrived last
 B_SIGN_PHASE = 88  # B_PHASES at its first lane
+B_DOUBT = 96  # other CTAs arrive here: -1, or Z_DOUBT of who arrived; 0: neither
 B_BYTES = 128
 
 # ---------------------------------------------------------------- cell: 16 bytes of shared or global memory, or less
@@ -224,7 +233,7 @@ F_BYTES = 128
  LANES_ELSEWHERE, PHASE_SKIPPED, UNDEFINED_STORED, UNDEFINED_ADDRESS, UNDEFINED_BRANCH, UNDEFINED_OPERAND,
  UNDEFINED_COPIED, RACE_SAME) = range(1, 41)  # fmt: skip
 (MAP_NOT_RELEASED, MAP_NOT_ACQUIRED, PROXY_GLOBAL, ST_NOT_FENCED, LANES_RACE, LANES_TOGETHER,
- LANES_STORE) = range(64, 71)  # fmt: skip
+ LANES_STORE, WAIT_NARROW) = range(64, 72)  # fmt: skip
 
 # ---------------------------------------------------------------- addresses that synchronise
 SYNC_SLOTS = 4096  # hash slots: (address and whose level, index of its two clocks, narrow release: place), i64

@@ -22,6 +22,7 @@ from tensorladder.vgpu.check.clocks import (
     tick,
     visible,
 )
+from tensorladder.vgpu.check.widths import learn
 from tensorladder.vgpu.machine.hooks import (
     ACCESS_ACQUIRE,
     ACCESS_RELEASE,
@@ -175,6 +176,7 @@ def read_flag(x, n, address, level, acquires, iid):
             continue
         clocks = entry_clocks(x, entry)
         if acquires:
+            learn(x, n, clocks)
             acquire_from(x, n, clocks)
             continue
         pending = pending_at(x, n, k)
@@ -243,6 +245,7 @@ def take_pending(x, n, level):
         return
     for k in range(level + 1):
         if (bits >> k) & 1:
+            learn(x, n, pending_at(x, n, k))
             acquire_from(x, n, pending_at(x, n, k))
     st64(z + X.Z_PENDING, bits & ~((2 << level) - 1))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from tensorladder.vgpu.check import layout as X
 from tensorladder.vgpu.check.clocks import before, clock_of
 from tensorladder.vgpu.check.fences import fence_between
+from tensorladder.vgpu.check.widths import in_doubt, known_for_sure
 from tensorladder.vgpu.machine.native import helper
 from tensorladder.vgpu.machine.raw import allocate, copy_bytes, fill_bytes, ld32, ld64, st32, st64
 
@@ -192,6 +193,8 @@ def after_write(x, cell, v, p, epoch, site, shared):
             found(x, X.RACE_WR, site, epoch, ld32(cell + X.CELL_SITES), w, 0, 0)
     elif epoch & _ASYNC and w & _ASYNC == 0 and other_proxy(x, v, p, w, shared):
         found(x, X.PROXY if shared != 0 else X.PROXY_GLOBAL, site, epoch, ld32(cell + X.CELL_SITES), w, 0, 0)
+    elif ld64(x + X.X_DOUBT) != 0 and not known_for_sure(x, w, epoch, ld32(cell + X.CELL_SITES), shared):
+        found(x, X.WAIT_NARROW, site, epoch, ld32(cell + X.CELL_SITES), w, in_doubt(x, ld64(x + X.X_WARP)) - 1, 0)
 
 
 @helper

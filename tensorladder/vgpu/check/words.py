@@ -103,6 +103,11 @@ class Reader:
         name = self.compiled.files.get(file)
         return text, ptx or None, name or None, (row or None) if name else None
 
+    def named(self, iid: int) -> str:
+        """An instruction and its line, for a sentence."""
+        text, ptx, file, row = self.line(iid)
+        return f"{text} ({file}:{row})" if file and row else f"{text} (PTX line {ptx})"
+
     def coordinates(self, linear: int) -> tuple[int, int, int]:
         """Coordinates of a CTA."""
         gx, gy, _ = self.watch.run.launch.grid
@@ -211,6 +216,9 @@ def _finding(reader: Reader, row: list[int]) -> Finding:
         return race
     kind, verdict, message, fix = _TEXTS[code]
     a, b = field["a"], field["b"]
+    if code == X.WAIT_NARROW:
+        assert other is not None
+        message = message.format(wait=reader.named(a), who=_who(other, here), here="{here}", other="{other}")
     if code == X.TX_LEFT and a < 0:
         verdict = Verdict.ERROR
     barrier = f"the mbarrier at shared+{field['lo']:#x}"
@@ -277,11 +285,9 @@ def _both_strong(a: int, b: int) -> bool:
 
 def _too_narrow(reader: Reader, iid: int) -> tuple[str, str]:
     """What is missing where an instruction would have ordered two CTAs, had its scope been wider."""
-    text, ptx, file, row = reader.line(iid)
-    place = f"{file}:{row}" if file and row else f"PTX line {ptx}"
     return (
-        f"{text} ({place}) would order the two CTAs, but its scope leaves out the other one's threads: nothing orders "
-        "it before",
+        f"{reader.named(iid)} would order the two CTAs, but its scope leaves out the other one's threads: nothing "
+        "orders it before",
         "give the fence, the release and the acquire the scope of all threads that look: .gpu, or .cluster within one",
     )
 
@@ -387,6 +393,12 @@ _TEXTS: dict[int, tuple[str, Verdict | None, str, str]] = {
         "{here} uses a tensor map that {other} has changed: no fence.proxy.tensormap::generic.acquire of its address "
         "comes between",
         "fence.proxy.tensormap::generic.acquire.gpu [map], 128 before the copy, in the thread that issues it",
+    ),
+    X.WAIT_NARROW: (
+        "scope", Verdict.REVIEW,
+        "{here} reads what {other} of {who} wrote, of which its warp knows by {wait} alone: the acquire of that wait "
+        "leaves out the other CTA's threads (a wait that names no scope has the CTA's)",
+        "mbarrier.try_wait with .acquire.cluster, or fence.acq_rel.cluster after the wait",
     ),
     X.ST_NOT_FENCED: (
         "tcgen05-order", Verdict.REVIEW,
