@@ -3,6 +3,7 @@
     TENSORLADDER_PEERS_CHECKED=F.jsonl make peers PEERS=folder      # runs them: a line a test in F.jsonl
     python -m benchmarks.peers_checked --keep F.jsonl               # into benchmarks/results/peers-checked.jsonl
     python -m benchmarks.peers_checked                              # the table; 1 where an error is not explained
+    python -m benchmarks.peers_checked --reviews                    # what is for review: findings and tests by message
 
 A finding of rank error is the kernel's fault where `tests.peers.checked.KNOWN` says why, and else the checker's.
 """
@@ -12,7 +13,9 @@ from __future__ import annotations
 import argparse
 import collections
 import json
+import re
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,15 +57,32 @@ def row(record: dict[str, Any]) -> tuple[str, ...]:
     )  # fmt: skip
 
 
+def reviews(records: Iterable[dict[str, Any]]) -> Iterator[tuple[int, int, str, str]]:
+    """Findings for review, most frequent first: how many, in how many tests, kind, message without its operands."""
+    tests: dict[tuple[str, str], list[str]] = collections.defaultdict(list)
+    for record in records:
+        for fault in record["faults"]:
+            if fault["verdict"] == "review":
+                words = re.sub(r"[\w:]+(\.[\w:]+)+|\bbar\b|\bbarrier\b(?= hands)", "OP", fault["message"])
+                tests[fault["kind"], re.sub(r"\b(0x)?[\da-f]*\d[\da-f]*\b", "N", words)].append(record["test"])
+    for (kind, words), where in sorted(tests.items(), key=lambda item: -len(item[1])):
+        yield len(where), len(set(where)), kind, words
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keep", metavar="F.jsonl", type=Path, help="add the lines of a run to the results")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--reviews", action="store_true", help="what is for review, by message")
     asked = parser.parse_args()
     if asked.keep:
         keep(asked.keep)
     records = list(kept().values())
-    strange = [r for r in records if unexplained(r["test"], [{"verdict": "error", **f} for f in r["faults"]])]
+    strange = [r for r in records if unexplained(r["test"], r["faults"])]
+    if asked.reviews:
+        for line in reviews(records):
+            print(" | ".join(map(str, line)))
+        return 0
     for record in records:
         print(json.dumps(record) if asked.json else " | ".join(row(record)))
     verdicts = collections.Counter(record["verdict"] for record in records)

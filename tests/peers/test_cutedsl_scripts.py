@@ -7,6 +7,7 @@ ends with exit code 0: it compares with torch and raises on a difference.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -158,6 +159,14 @@ COURSE = [
     ("z2_tmem_lower", "sm_100a"),
 ]  # c1 races (NOTES.md) and is wrong here as it may be on a chip
 
+#: the matrix kernels of the course: what they are looked at for under several schedules, small
+COURSE_MATRICES = [
+    (name, arch) for name, arch in COURSE if name[0] in "bcdz" or name in ("a1_naive_cute_clc", "a2_smem_pipeline")
+] + [("c1_wgmma_tma_load_store", "sm_90a")]
+#: they are wrong by themselves (tests.peers.checked says why): a schedule may show it
+COURSE_AT_FAULT = ("c1_wgmma_tma_load_store", "c2_profile", "z2_tmem_lower")
+COURSE_SIZE = re.compile(r"^( +M, N, K = )\d{4}, .*$", re.M)
+
 #: they print layouts and have nothing to check
 COURSE_PRINTS = ["z0_swizzle", "z1_tv2mn"]
 
@@ -197,6 +206,21 @@ def test_course_script(checkout, name, arch) -> None:
     done = run(str(checkout("learn-cutedsl", f"cutedsl/{name}.py")), arch, "")
     assert_passed(done)
     assert "PASS" in done.stdout, done.stdout[-500:]
+
+
+@pytest.mark.parametrize("policy", ["eager", "lazy", "random:1"])
+@pytest.mark.parametrize(("name", "arch"), COURSE_MATRICES)
+def test_course_script_at_512(checkout, tmp_path, name, arch, policy) -> None:
+    """Copies whose matrices are 512 x 512 x 512; one that is at fault is found to be, whether its result is right."""
+    source = checkout("learn-cutedsl", f"cutedsl/{name}.py").read_text()
+    script = tmp_path / f"{name}.py"
+    script.write_text(COURSE_SIZE.sub(r"\g<1>512, 512, 512", source))
+    done = run(str(script), arch, "", policy)
+    findings = os.environ.get(checked.FINDINGS)
+    if name not in COURSE_AT_FAULT:
+        assert_passed(done)
+    elif findings:
+        assert any(f["verdict"] == "error" for f in checked.read(Path(findings))), done.stdout[-500:]
 
 
 @pytest.mark.parametrize("name", COURSE_PRINTS)
