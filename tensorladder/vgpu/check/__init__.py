@@ -12,8 +12,8 @@ a device without one runs code that has no hooks at all.
 - `shadow`: the last write and the reads since of each byte, in cells of 16 bytes that split where it is needed.
 - `barriers`, `accesses`, `copies`, `matrix`, `tensor`: the events. A second clock a warp says what of the generic
   proxy's writes the async proxy sees: only fence.proxy.async by the writing threads raises it, barriers hand it on.
-- `order`: order through memory itself, by fences, releases, acquires and their scopes. `widths`: waits on mbarriers whose
-  scope is too narrow. `fences`, `maps`: proxy fences of global memory and of tensor maps.
+- `order`: order through memory itself, by fences, releases, acquires and their scopes. `widths`: waits on mbarriers
+  whose scope is too narrow. `fences`, `maps`: proxy fences of global memory and of tensor maps.
 - `lanes`: lanes of one warp, which only bar.warp.sync orders.
 - `engine`: memory for all that, the findings of a run. `across`: conflicts between CTAs that different workers ran, and
   between launches that overlap.

@@ -19,7 +19,7 @@ from tensorladder.vgpu.check.clocks import (
 )
 from tensorladder.vgpu.check.maps import use_map
 from tensorladder.vgpu.check.shadow import shared_place, touch_global, touch_shared
-from tensorladder.vgpu.check.values import any_undefined, box_undefined, store_undefined
+from tensorladder.vgpu.check.values import any_undefined, box_undefined, carry_undefined, store_undefined
 from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.machine.copies import FLAG_MASK_SHIFT, FLAG_MULTICAST, FLAG_PAIR
 from tensorladder.vgpu.machine.native import helper
@@ -286,19 +286,29 @@ def on_load(x, op, n, lane, iid):
         slot = first_slot(x, n) + rank
         if tensor:
             shared_box(x, n, lane, slot, place, m, 1, v, p, epoch, site)
+        elif ld64(op + L.A_KIND) == L.OP_BULK_G2S:
+            touch_shared(x, n, 1 << lane, slot, place, place + ld64(op + L.A_SIZE), 1, v, p, epoch, site)
         else:
-            strong = X.EPOCH_STRONG if ld64(op + L.A_KIND) == L.OP_BULK_REDUCE else 0
-            size = ld64(op + L.A_SIZE)
-            touch_shared(x, n, 1 << lane, slot, place, place + size, 1, v, p, epoch | strong, site)
+            copy_within_cluster(x, op, n, lane, slot, place, v, p, epoch, site)
     if tensor:
         use_map(x, n, lane, m, v, p, site)
         global_box(x, op, m, n, lane, 0, v, p, epoch, site)
     elif ld64(op + L.A_KIND) == L.OP_BULK_G2S:
         touch_global(x, n, 1 << lane, ld64(op + L.A_SRC), ld64(op + L.A_SIZE), 0, v, p, epoch, site)
-    else:
-        src = shared_place(x, window_host(x, n, ld64(op + L.A_SRC)))
-        lo = src & 0xFFFFFFFF
-        touch_shared(x, n, 1 << lane, src >> 32, lo, lo + ld64(op + L.A_SIZE), 0, v, p, epoch, site)
+
+
+@helper
+def copy_within_cluster(x, op, n, lane, slot, place, v, p, epoch, site):
+    """A bulk copy, or reduction, from shared memory to a place in a slot's; undefined bytes go along."""
+    reduces = ld64(op + L.A_KIND) == L.OP_BULK_REDUCE
+    size = ld64(op + L.A_SIZE)
+    src = shared_place(x, window_host(x, n, ld64(op + L.A_SRC)))
+    lo = src & 0xFFFFFFFF
+    carry_undefined(x, src >> 32, lo, slot, place, size, 1 if reduces else 0)
+    st64(x + X.X_CARRIES, 1)
+    touch_shared(x, n, 1 << lane, slot, place, place + size, 1, v, p, epoch | (X.EPOCH_STRONG if reduces else 0), site)
+    touch_shared(x, n, 1 << lane, src >> 32, lo, lo + size, 0, v, p, epoch, site)
+    st64(x + X.X_CARRIES, 0)
 
 
 @helper
@@ -362,7 +372,11 @@ def on_remote(x, op, n, lane, iid):
     place = shared_place(x, window_host(x, n, ld64(op + L.A_DST)))
     lo = place & 0xFFFFFFFF
     size = ld64(op + L.A_SIZE)
+    if ld64(op + L.A_OP) >= 0:  # a reduction: what is there stays undefined
+        carry_undefined(x, place >> 32, lo, place >> 32, lo, size, 0)
+        st64(x + X.X_CARRIES, 1)
     touch_shared(x, n, 1 << lane, place >> 32, lo, lo + size, 1, known(x, n), visible(x, n), epoch, site_of(n, iid))
+    st64(x + X.X_CARRIES, 0)
 
 
 @helper

@@ -90,6 +90,7 @@ X_DOUBTS = X_CROSS + 8  # a vector clock a warp: of V what it knows without wait
 X_DOUBT = X_DOUBTS + 8  # that of the warp that accesses, 0: there is no doubt
 X_B_OWN = X_DOUBT + 8  # two vector clocks an mbarrier: phase that runs, complete ones, without what is doubtful
 X_BAR_DOUBTS = X_B_OWN + 8  # a vector clock a named barrier: the same
+X_CARRIES = X_BAR_DOUBTS + 8  # what is accessed takes undefined bytes along: to read them is no finding
 X_BYTES = 768
 
 FINDINGS = 1024

@@ -185,7 +185,7 @@ def after_write(x, cell, v, p, epoch, site, shared):
     """Judge a read after the cell's last write."""
     w = ld64(cell)
     if w == 0:
-        if shared != 0:
+        if shared != 0 and ld64(x + X.X_CARRIES) == 0:
             found(x, X.UNINITIALISED, site, epoch, 0, 0, 0, 0)
         return
     if not before(x, v, w, shared):
@@ -395,7 +395,7 @@ def touch_shared(x, n, lanes, slot, lo, hi, write, v, p, epoch, site):
     """An access of a window."""
     y = ld64(x + X.X_Y) + slot * X.Y_BYTES
     at_place(x, n, lanes, X.SPACE_SHARED, slot, lo, hi)
-    if write != 0 and ld64(x + X.X_TAINTED) != 0:
+    if write != 0 and ld64(x + X.X_TAINTED) != 0 and ld64(x + X.X_CARRIES) == 0:
         fill_bytes(ld64(y + X.Y_UNDEFINED) + lo, 0, hi - lo)
     touch(x, y + X.Y_ARENA, ld64(y + X.Y_CELLS), lo, hi, write, v, p, epoch, site, 1)
 

@@ -25,13 +25,32 @@ from tensorladder.vgpu.check.clocks import (
 from tensorladder.vgpu.check.copies import window_host
 from tensorladder.vgpu.check.matrix import chunk, read_descriptor
 from tensorladder.vgpu.check.shadow import at_place, exempt, found, read_cell, touch_shared, write_cell
-from tensorladder.vgpu.check.values import clear_marks, mark_tensor_rows, product_of_tensors, set_tensor
+from tensorladder.vgpu.check.values import (
+    clear_marks,
+    mark_scales,
+    mark_tensor_rows,
+    product_of_tensors,
+    set_tensor,
+    tensor_shadow,
+    undefined_at,
+)
 from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.machine import tcmma as M
 from tensorladder.vgpu.machine import tcmma_check as C
 from tensorladder.vgpu.machine.native import helper
 from tensorladder.vgpu.machine.raw import fill_bytes, ld32, ld64, st32, st64, trailing_zeros
-from tensorladder.vgpu.machine.tcgen05 import CP_4X256B, SHIFT_COLUMNS, chunk_at, cp_chunks, cp_rows
+from tensorladder.vgpu.machine.tcgen05 import (
+    CP_4X256B,
+    CP_B4,
+    CP_B6,
+    CP_PLAIN,
+    SHIFT_COLUMNS,
+    chunk_at,
+    copy_step,
+    cp_chunks,
+    cp_rows,
+    first_lane,
+)
 from tensorladder.vgpu.machine.tmem import SCRATCH_HOST, SHAPE_16X32BX2, SHAPE_32X32B, columns_of
 
 _ALL_BLOCKS = 0xFF
@@ -176,11 +195,11 @@ def on_product(x, op, n, lane, iid):
     lanes = 1 << lane
     after_sync(x, n, lane, first, d & 0xFFFF, 0, site)
     rows, sides = x + X.X_MARKS_A, x + X.X_MARKS_B
-    clear_marks(sides + X.MARKS)
-    for c in range(group):
-        slot = first + c
+    for c in range(2):
         clear_marks(rows + X.MARKS * c)
         clear_marks(sides + X.MARKS * c)
+    for c in range(group):
+        slot = first + c
         if flags & M.FLAG_A_TMEM:
             blocks = blocks_of(spread, (a >> 16) & 0x7F)
             after_sync(x, n, lane, slot, a & 0xFFFF, 0, site)
@@ -202,8 +221,17 @@ def on_product(x, op, n, lane, iid):
         if kind >= C.MXF8F6F4:
             sfa = ld64(op + M.A_SFA) & 0xFFFF
             sfb = ld64(op + M.A_SFB) & 0xFFFF
+            st64(x + X.X_UNDEFINED, 0)
             touch_tensor(x, n, lanes, slot, _ALL_BLOCKS, sfa, (m + 31) >> 5, 0, v, epoch, site)
             touch_tensor(x, n, lanes, slot, _ALL_BLOCKS, sfb, (width + 31) >> 5, 0, v, epoch, site)
+            if ld64(x + X.X_UNDEFINED) | ld64(x + X.X_TMEM_TAINTED):
+                vector = flags >> M.FLAG_VECTOR
+                mark_scales(x, slot, sfa, 0, m, (idesc >> 29) & 3, vector, 0, rows + X.MARKS * c)
+                for half in range(group):
+                    at = 0 if two else half * (width // group)
+                    place = 2 * half if two else 0
+                    columns_of_half = sides + X.MARKS * half
+                    mark_scales(x, slot, sfb, at, width // group, (idesc >> 4) & 3, vector, place, columns_of_half)
         blocks = blocks_of(spread, (d >> 16) & 0x7F)
         adds = flags & M.FLAG_ACCUMULATE
         accumulate(x, n, lane, slot, blocks, d & 0xFFFF, columns, adds, v, epoch, site)
@@ -224,6 +252,8 @@ def on_copy(x, op, n, lane, iid):
     first = slot_of(x, ld64(op + L.A_CTA))
     size = ld64(x + X.X_WINDOW)
     blocks = blocks_of(shape == CP_4X256B, address >> 16)
+    st64(x + X.X_UNDEFINED, 0)
+    st64(x + X.X_CARRIES, 1)
     for c in range(2 if ld64(op + L.A_FLAGS) != 0 else 1):
         slot = first ^ c if ld64(x + X.X_SIZE) > 1 else first
         y = ld64(x + X.X_Y) + slot * X.Y_BYTES
@@ -235,6 +265,34 @@ def on_copy(x, op, n, lane, iid):
         touch_tensor(
             x, n, 1 << lane, slot, blocks, address & 0xFFFF, 4 * cp_chunks(shape), 1, v, epoch, site
         )  # fmt: skip
+        if ld64(x + X.X_UNDEFINED) | ld64(x + X.X_TAINTED):
+            copy_undefined(x, y, slot, desc, shape, ld64(op + L.A_OP) >> 8, address, size)
+    st64(x + X.X_CARRIES, 0)
+
+
+@helper
+def copy_undefined(x, y, slot, desc, shape, packing, address, size):
+    """Shadows of what tcgen05.cp brings into tensor memory (machine.tcgen05.copy_to_cta)."""
+    step = copy_step(shape)
+    for row in range(cp_rows(shape)):
+        first = first_lane(shape, address >> 16, row)
+        for i in range(cp_chunks(shape)):
+            at = chunk_at(desc, C.swizzle_of(desc), row, i)
+            if at < 0 or at + 16 > size:
+                continue
+            for word in range(4):
+                bits = 0
+                for b in range(4):
+                    k = 4 * word + b
+                    low = k if packing == CP_PLAIN else k >> 1 if packing == CP_B4 else 6 * k >> 3
+                    high = 6 * k + 5 >> 3 if packing == CP_B6 else low
+                    if undefined_at(x, y, at + low) or undefined_at(x, y, at + high):
+                        bits |= 0xFF << (8 * b)
+                for k in range(step >> 8):
+                    if bits != 0:
+                        st64(x + X.X_TMEM_TAINTED, 1)
+                        lane = first + k * (step & 0xFF)
+                        st32(tensor_shadow(x, slot, lane, (address & 0xFFFF) + 4 * i + word), bits)
 
 
 @helper

@@ -71,6 +71,24 @@ def any_undefined(x, slot, lo, hi):
 
 
 @helper
+def carry_undefined(x, from_slot, src, to_slot, dst, size, adds):
+    """What is undefined of the bytes at src will be so at dst, where they are copied to next; adds: to what is there.
+
+    Their accesses are to be noted with X_CARRIES.
+    """
+    a = slot_record(x, from_slot)
+    b = slot_record(x, to_slot)
+    there = ld64(b + X.Y_UNDEFINED) + dst
+    for k in range(size):
+        bad = undefined_at(x, a, src + k) or (adds != 0 and undefined_at(x, b, dst + k))
+        if bad:
+            st64(x + X.X_TAINTED, 1)
+            st8(there + k, 0xFF)
+        elif ld64(x + X.X_TAINTED) != 0:
+            st8(there + k, 0)
+
+
+@helper
 def on_shadow_load(x, n, addresses, vectors, form, lanes, iid):
     """CHECK_SHADOW_LD: ones for the undefined bytes of what lanes loaded; the vectors are zero so far."""
     size = form & 0xFF
@@ -329,3 +347,15 @@ def mark_tensor_rows(x, slot, column, count, first, spread, m, marks):
         for c in range(column, min(column + count, L.TMEM_COLUMNS)):
             if lane < L.TMEM_LANES and word_undefined(x, slot, t, lane * L.TMEM_ROW + 4 * c) != 0:
                 mark(marks, r)
+
+
+@helper
+def mark_scales(x, slot, column, first, rows, factor_id, vector, partition, marks):
+    """Rows whose scale factors in tensor memory are undefined (machine.tcmma.load_scales)."""
+    t = ld64(slot_record(x, slot) + X.Y_TMEM)
+    keep = ((1 << (8 * vector)) - 1) << (8 * factor_id)
+    for r in range(first, first + rows):
+        at = column + (r >> 5)
+        row = 32 * partition + (r & 31)
+        if at < L.TMEM_COLUMNS and word_undefined(x, slot, t, row * L.TMEM_ROW + 4 * at) & keep:
+            mark(marks, r - first)

@@ -15,6 +15,8 @@ from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.ptx.nodes import Instr
 
 _TYPES = {"u32", "s32", "u64", "s64"}
+#: what takes a carry in; what has .cc gives one
+READ_CARRY = ("addc", "subc", "madc")
 
 
 @instruction("addc", "subc", "madc", forms="32 and 64 bits, u and s; .cc; madc.lo and .hi")
@@ -30,10 +32,11 @@ def extended(e: Emitter, i: Instr) -> None:
         b = e.value(i.operands[3], ty)
     else:
         a, b = operands(e, i, ty)
-    value, out = _add(e, vec(ty), "sub" if op == "sub" else "add", a, b, _read(e) if i.op.endswith("c") else None)
+    carry = read(e) if i.op in READ_CARRY else None
+    value, out = _add(e, vec(ty), "sub" if op == "sub" else "add", a, b, carry)
     e.set(i.operands[0], value, ty)
     if "cc" in mods:
-        _write(e, out)
+        write(e, out)
 
 
 def _add(e: Emitter, llvm: str, op: str, a: str, b: str, carry: str | None) -> tuple[str, str]:
@@ -48,19 +51,20 @@ def _add(e: Emitter, llvm: str, op: str, a: str, b: str, carry: str | None) -> t
     return value, e.op(f"or <32 x i1> {out}, {wrapped}")
 
 
-def _read(e: Emitter) -> str:
-    """CC.CF as <32 x i1>."""
+def read(e: Emitter, field: int = L.W_CARRY) -> str:
+    """CC.CF as <32 x i1>; or its shadow (L.W_CARRY_UNDEFINED)."""
 
     def load() -> str:
-        raw = e.op(f"load i32, ptr {e.warp_ptr(L.W_CARRY)}")
+        raw = e.op(f"load i32, ptr {e.warp_ptr(field)}")
         return e.op(f"bitcast i32 {raw} to <32 x i1>")
 
-    return e.once("carry", load)
+    return e.once(f"carry {field}", load)
 
 
-def _write(e: Emitter, value: str) -> None:
+def write(e: Emitter, value: str, field: int = L.W_CARRY) -> None:
+    """Set it in the active lanes."""
     if e.guard is not None or e.masked:
-        value = select(e, e.active_vector(), "<32 x i1>", value, _read(e))
-    e.block_values["carry"] = value
+        value = select(e, e.active_vector(), "<32 x i1>", value, read(e, field))
+    e.block_values[f"carry {field}"] = value
     raw = e.op(f"bitcast <32 x i1> {value} to i32")
-    e.line(f"store i32 {raw}, ptr {e.warp_ptr(L.W_CARRY)}")
+    e.line(f"store i32 {raw}, ptr {e.warp_ptr(field)}")

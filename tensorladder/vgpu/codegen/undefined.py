@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from tensorladder.vgpu.codegen import table
+from tensorladder.vgpu.codegen import carry, table
+from tensorladder.vgpu.codegen.carry import READ_CARRY
 from tensorladder.vgpu.codegen.emit import Emitter, ivec
 from tensorladder.vgpu.codegen.value_forms import (
     ACROSS,
@@ -53,6 +54,7 @@ class Undefined:
     def __init__(self, graph: Graph, local: bool):
         self.local = local
         self.shadows: dict[Reg, Reg] = {}
+        self.carry = False  # whether CC.CF may be undefined
         self._find(graph)
         fragments = (r for b in graph.blocks for i in b.instrs for r in fragments_of(i))
         self.framed = set(self.of(fragments))  # shadows that the runtime works on in the frame
@@ -89,6 +91,9 @@ class Undefined:
             self.shadows[reg] = Reg(f"{reg.name}?", reg.type, -1 - reg.index)
             for i in users.get(reg, ()):
                 work += [r for o in written(i) for r in registers(o) if r not in self.shadows]
+                if "cc" in i.mods and not self.carry:
+                    self.carry = True
+                    work += [r for i in instrs if i.op in READ_CARRY for r in registers(i.operands[0])]
 
     def _source(self, i: Instr) -> bool:
         """Whether an instruction may give what nobody wrote."""
@@ -96,12 +101,14 @@ class Undefined:
             return space_of(i) in ("shared", "generic") or (self.local and space_of(i) == "local")
         if i.op == "wgmma" and i.mods[:1] == ("mma_async",):
             return True
+        if i.op == "wmma":
+            return i.mods[:1] == ("load",) and "global" not in i.mods
         return i.op in ("ldmatrix", "shfl") or (i.op == "tcgen05" and "ld" in i.mods[:1])
 
     # ------------------------------------------------------------ code
     def emit(self, e: Emitter, i: Instr, entry: table.Entry) -> None:
         """The instruction with its shadows: judged, done, followed."""
-        if not self.has(*i.operands, i.pred) and not self._keeps_all(i):
+        if not self.has(*i.operands, i.pred) and not self._keeps_all(i) and not self._has_carry(i):
             entry.emit(e, i)
             return
         after = self._before(e, i, entry)
@@ -134,7 +141,7 @@ class Undefined:
                 self._must(e, o, ADDRESS)
         if i.op in ("ld", "ldu"):
             return lambda: self._loaded(e, i)
-        if i.op == "st" and "async" not in i.mods:
+        if i.op == "st" or (i.op == "red" and "async" in i.mods):
             return self._stored(e, i)
         if i.op == "ldmatrix":
             return lambda: self._loaded(e, i)
@@ -149,8 +156,10 @@ class Undefined:
         if i.op in ("atom", "red"):
             self._judge_operands(e, i, STORED)
             return lambda: self._set_all(e, i, None)
-        if i.op == "wmma":  # fragments whose layout is the machine's own business
-            return lambda: self._set_all(e, i, None)
+        if i.op == "wmma":  # fragments whose layout is the machine's own business: it does its shadows itself
+            for o in i.operands[2:] if i.mods[0] != "mma" else ():
+                self._must(e, o, ADDRESS)
+            return None
         if follows(i):
             self._follow(e, i, entry)
             return None
@@ -320,7 +329,16 @@ class Undefined:
         if part and isinstance(d, Reg) and d in self.shadows and i.pred is None and self._by_part(e, i, d, part):
             return
         lanes = self._any(e, sources)
+        if self.carry and i.op in READ_CARRY:
+            before = carry.read(e, L.W_CARRY_UNDEFINED)
+            lanes = before if lanes is None else e.op(f"or <32 x i1> {lanes}, {before}")
         self._set_all(e, i, lanes)
+        if self.carry and "cc" in i.mods:
+            carry.write(e, lanes or e.splat("<32 x i1>", 0), L.W_CARRY_UNDEFINED)
+
+    def _has_carry(self, i: Instr) -> bool:
+        """Whether it reads or writes a carry that may be undefined."""
+        return self.carry and (i.op in READ_CARRY or "cc" in i.mods)
 
     def _by_part(self, e: Emitter, i: Instr, d: Reg, part: int) -> bool:
         llvm, shadow = ivec(d.bits), self.shadows[d]
@@ -350,22 +368,28 @@ class Undefined:
     def _product(self, e: Emitter, i: Instr) -> None:
         """mma.sync, by the runtime: its registers are many, and shadows nearly always zeros."""
         fragments = [items_of(o) for o in i.operands[:4]]
+        both = "f16" in i.mods[3:6] and len(fragments[0]) == 2 and len(fragments[1]) > 1
+        self.product(e, fragments, both, f"{i.index}")
+
+    def product(self, e: Emitter, fragments: list[tuple], both: bool, name: str) -> None:
+        """Shadows of D from those of A, B and C; both: a register of D has two columns. name: a table's, of its own."""
         regs = [r for fragment in fragments for r in fragment]
+        if not self.has(*regs):
+            return
         e.to_frame(self.of(r for r in regs if isinstance(r, Reg)))
         counts = [len(fragment) for fragment in fragments]
         wide = any(isinstance(r, Reg) and r.bits == 64 for r in regs)
-        both = "f16" in i.mods[3:6] and counts[0] == 2 and counts[1] > 1  # a register of D has two columns
         form = counts[0] | counts[1] << 8 | counts[2] << 16 | both << 24 | wide << 25
-        e.call("tl_shadow_mma", self._places(e, i, regs), form)
+        e.call("tl_shadow_mma", self._places(e, name, regs), form)
         self._forget(e, fragments[0])
 
-    def _places(self, e: Emitter, i: Instr, regs: Iterable[object]) -> str:
+    def _places(self, e: Emitter, name: str, regs: Iterable[object]) -> str:
         """Address of the places of shadows in the frame, as i32; -1: there is none."""
         known = [self.shadows.get(r) if isinstance(r, Reg) else None for r in regs]
         places = [-1 if shadow is None else e.slots[shadow] for shadow in known]
         words = ", ".join(f"i32 {place}" for place in places)
-        e.declare(f"@undefined_{i.index} = private constant [{len(places)} x i32] [{words}]")
-        return e.op(f"ptrtoint ptr @undefined_{i.index} to i64")
+        e.declare(f"@undefined_{name} = private constant [{len(places)} x i32] [{words}]")
+        return e.op(f"ptrtoint ptr @undefined_{name} to i64")
 
     def _forget(self, e: Emitter, regs: Iterable[object]) -> None:
         """Shadows that the runtime has changed are read from the frame anew."""
@@ -418,7 +442,7 @@ class Undefined:
 
     def _fragments_loaded(self, e: Emitter, i: Instr, targets: tuple) -> None:
         """ldmatrix and tcgen05.ld: the runtime puts the shadows in the frame; addresses are in scratch still."""
-        places = self._places(e, i, targets)
+        places = self._places(e, f"{i.index}", targets)
         if i.op == "tcgen05":
             e.call("tl_shadow_tmem_ld", *tensor_form(i), places, e.active(), e.iid)
         else:
@@ -451,7 +475,7 @@ class Undefined:
         always = self._keeps_all(i)
         if not self.has(source) and not always:
             return None
-        ty = type_of(i) if i.op == "st" else "b32"
+        ty = type_of(i) if i.op in ("st", "red") else "b32"
         bits = max(TYPE_BITS[ty], 8)
         values = [e.value(self._shadow(o), f"b{bits}" if bits > 8 else "b8") for o in items]
         lanes = None if always else self._any(e, [r for o in items for r in registers(o)])
@@ -479,7 +503,8 @@ class Undefined:
                        e.scratch_address(1), e.iid)  # fmt: skip
             else:
                 size, count = access_of(i)
-                e.call("tl_shadow_st", e.scratch_address(0), active, e.scratch_address(1), size, count, e.iid)
+                name = "tl_shadow_remote" if "async" in i.mods else "tl_shadow_st"
+                e.call(name, e.scratch_address(0), active, e.scratch_address(1), size, count, e.iid)
         e.line(f"br label %ud{n}")
         e.label(f"ud{n}")
 

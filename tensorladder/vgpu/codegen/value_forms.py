@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from tensorladder.vgpu.codegen import table
+from tensorladder.vgpu.codegen.carry import READ_CARRY
 from tensorladder.vgpu.codegen.loads import is_pure
 from tensorladder.vgpu.ptx.cfg import registers
 from tensorladder.vgpu.ptx.nodes import TYPE_BITS, Instr, Reg, Vec
 
 ACROSS = {"vote", "redux", "match"}
 #: machine instructions whose results depend on what they are given as values do
-VALUES = {"shfl", "movmatrix", "mma", *ACROSS}
+VALUES = {"shfl", "movmatrix", "mma", *READ_CARRY, *ACROSS}
 
 
 def written(i: Instr) -> list:
@@ -25,7 +26,12 @@ def follows(i: Instr) -> bool:
 
 
 def depends(i: Instr) -> bool:
-    return follows(i) or (i.op == "wgmma" and i.mods[:1] == ("mma_async",))
+    return follows(i) or (i.op == "wgmma" and i.mods[:1] == ("mma_async",)) or is_product(i)
+
+
+def is_product(i: Instr) -> bool:
+    """Whether it multiplies matrices in fragments of a warp's registers."""
+    return i.op == "mma" or (i.op == "wmma" and i.mods[:1] == ("mma",))
 
 
 def space_of(i: Instr) -> str:
@@ -67,7 +73,7 @@ def tensor_form(i: Instr) -> tuple[int, int, int]:
 
 def fragments_of(i: Instr) -> list[Reg]:
     """Registers of an instruction that works on many, in the frame."""
-    if i.op == "mma":
+    if is_product(i):
         return [r for o in i.operands[:4] for r in registers(o)]
     if i.op == "ldmatrix" or (i.op == "tcgen05" and i.mods[:1] == ("ld",)):
         return registers(i.operands[0])

@@ -155,7 +155,7 @@ def _move(e: Emitter, i: Instr, which: str, load: bool) -> None:
     for item, register in zip(items, places, strict=True):
         turned = [[(r, c) if by_rows else (c, r) for r, c in element] for element in register]
         if load:
-            e.set(item, _load(e, space, base, pitch, turned, ty), "b64" if ty == "f64" else "b32")
+            _load(e, space, base, pitch, turned, ty, item)
         else:
             _store(e, space, base, pitch, turned, ty, item)
 
@@ -181,38 +181,64 @@ def _address(e: Emitter, base: str, pitch: str, element: list[tuple[int, int]], 
     return e.spill(e.op(f"add <32 x i64> {base}, {at}"), "<32 x i64>", 0)
 
 
-def _load(e: Emitter, space: int, base: str, pitch: str, register: Places, ty: str) -> str:
-    """One register, as integers."""
+def _shadow(e: Emitter, item: object) -> Reg | None:
+    """The register that says which bits of another one are undefined, None where none may be."""
+    return e.undefined.shadows.get(item) if e.undefined is not None and isinstance(item, Reg) else None
+
+
+def _load(e: Emitter, space: int, base: str, pitch: str, register: Places, ty: str, item: Reg) -> None:
+    """One register, and its shadow."""
     bits, per = _BITS[ty]
     whole = bits * per
     step = whole if _side_by_side(register) else bits
-    value = None
-    for n, element in enumerate(register[:: step // bits]):
+    shadow = _shadow(e, item)
+    values, shadows = [], []
+    for element in register[:: step // bits]:
         address = _address(e, base, pitch, element, bits // 8)
         e.call("tl_ld", space, address, e.active(), e.scratch_address(1), step // 8, 1, step // 8, e.iid, fallible=True)
         hook(e, "read", space, step // 8, aligned=True)
-        part = e.reload(f"<32 x i{step}>", 1)
-        if step != whole:
-            part = e.op(f"zext <32 x i{step}> {part} to <32 x i{whole}>")
-            part = e.op(f"shl <32 x i{whole}> {part}, {e.splat(f'<32 x i{whole}>', step * n)}")
-        value = part if value is None else e.op(f"or <32 x i{whole}> {value}, {part}")
+        values.append(e.reload(f"<32 x i{step}>", 1))
+        if shadow is not None and space != SPACE_GLOBAL:
+            e.call("tl_shadow_part", address, e.active(), e.scratch_address(1), step // 8, e.iid)
+            shadows.append(e.reload(f"<32 x i{step}>", 1))
+    e.set(item, _joined(e, values, step, whole), f"b{whole}")
+    if shadow is not None:
+        e.write(shadow, _joined(e, shadows, step, whole) if shadows else e.splat(f"<32 x i{whole}>", 0))
+
+
+def _joined(e: Emitter, parts: list[str], step: int, whole: int) -> str:
+    """Integers of `step` bits as one of `whole`, the first one lowest."""
+    value = parts[0] if step == whole else ""
+    for n, narrow in enumerate(parts if step != whole else ()):
+        part = e.op(f"zext <32 x i{step}> {narrow} to <32 x i{whole}>")
+        part = e.op(f"shl <32 x i{whole}> {part}, {e.splat(f'<32 x i{whole}>', step * n)}")
+        value = e.op(f"or <32 x i{whole}> {value}, {part}") if n else part
     return value
 
 
 def _store(e: Emitter, space: int, base: str, pitch: str, register: Places, ty: str, item: Reg) -> None:
+    """One register, and its shadow."""
     bits, per = _BITS[ty]
     whole = bits * per
     step = whole if _side_by_side(register) else bits
+    shadow = _shadow(e, item)
     value = e.value(item, f"b{whole}")
     for n, element in enumerate(register[:: step // bits]):
-        part = value
-        if step != whole:
-            part = e.op(f"lshr <32 x i{whole}> {value}, {e.splat(f'<32 x i{whole}>', step * n)}")
-            part = e.op(f"trunc <32 x i{whole}> {part} to <32 x i{step}>")
-        e.spill(part, f"<32 x i{step}>", 1)
+        e.spill(_part(e, value, step, whole, n), f"<32 x i{step}>", 1)
         address = _address(e, base, pitch, element, bits // 8)
         e.call("tl_st", space, address, e.active(), e.scratch_address(1), step // 8, 1, e.iid, fallible=True)
         hook(e, "write", space, step // 8, aligned=True)
+        if shadow is not None:
+            e.spill(_part(e, e.reg(shadow), step, whole, n), f"<32 x i{step}>", 1)
+            e.call("tl_shadow_st", address, e.active(), e.scratch_address(1), step // 8, 1, e.iid)
+
+
+def _part(e: Emitter, value: str, step: int, whole: int, n: int) -> str:
+    """The n-th integer of `step` bits in one of `whole`."""
+    if step == whole:
+        return value
+    part = e.op(f"lshr <32 x i{whole}> {value}, {e.splat(f'<32 x i{whole}>', step * n)}")
+    return e.op(f"trunc <32 x i{whole}> {part} to <32 x i{step}>")
 
 
 def _items(i: Instr, operand: object, count: int) -> tuple:
@@ -252,5 +278,19 @@ def _mma(e: Emitter, i: Instr) -> None:
             e.spill(value, llvm, slot)
         e.call(form.name, e.scratch_address(0))
         results += [e.reload(llvm, na + nb + k) for k in range(nd)]
+    if e.undefined is not None:
+        _shadows_of_products(e, i, shape, form.registers, fragments, (left, right), d == "f16")
     for item, value in zip(fragments["d"], results, strict=True):
         e.set(item, value, reg)
+
+
+def _shadows_of_products(e: Emitter, i: Instr, shape: Shape, counts: tuple[int, ...], fragments: dict[str, tuple],
+                         sides: tuple[str, str], halves: bool) -> None:  # fmt: skip
+    """Which elements of D are undefined, product by product; C may have other registers an element than D."""
+    na, nb, nc, nd = counts
+    a, b = (fragments[side] for side in sides)
+    for n, (block, column) in enumerate(shape.products):
+        c = [fragments["c"][nc * n + k * nc // nd] for k in range(nd)]
+        parts = [fragments["d"][nd * n : nd * (n + 1)], a[na * block : na * (block + 1)],
+                 b[nb * column : nb * (column + 1)], tuple(c)]  # fmt: skip
+        e.undefined.product(e, parts, halves, f"{i.index}_{n}")

@@ -15,8 +15,9 @@ from tensorladder.vgpu.machine.hooks import (
     CHECK_UNDEFINED,
     observe,
 )
+from tensorladder.vgpu.machine.memory import shared_host
 from tensorladder.vgpu.machine.native import export, helper
-from tensorladder.vgpu.machine.raw import copy_bytes, fill_bytes, ld16, ld64, lds32, st16, trailing_zeros
+from tensorladder.vgpu.machine.raw import copy_bytes, fill_bytes, ld16, ld64, lds32, st16, st64, trailing_zeros
 from tensorladder.vgpu.machine.tmem import SCRATCH_HOST, SCRATCH_REGISTERS
 from tensorladder.vgpu.machine.vectors import lanes_equal32, lanes_equal64, put_lanes32, put_lanes64
 
@@ -82,6 +83,15 @@ def tl_shadow_ld(w, addresses, lanes, vectors, size, count, iid):
 
 
 @export
+def tl_shadow_part(w, addresses, lanes, vector, size, iid):
+    """Shadows of one element a lane that `tl_ld` loaded, from memory that is not local."""
+    fill_bytes(vector, 0, L.LANES * size)
+    if ld64(w + L.W_UNDEFINED) != 0:
+        observe(w, CHECK_SHADOW_LD, addresses, vector, size | (1 << 8), lanes, iid)
+    return 0
+
+
+@export
 def tl_shadow_st(w, addresses, lanes, vectors, size, count, iid):
     """Keep the shadows of what `tl_st` stored."""
     local = in_local(w, addresses, lanes)
@@ -93,6 +103,21 @@ def tl_shadow_st(w, addresses, lanes, vectors, size, count, iid):
         shadow = local_shadow(w, ld64(addresses + 8 * lane))
         for j in range(count):
             copy_bytes(shadow + size * j, vectors + 256 * j + size * lane, size)
+    return 0
+
+
+@export
+def tl_shadow_remote(w, addresses, lanes, vectors, size, count, iid):
+    """Keep the shadows of what `tl_remote` stores or adds; addresses: as it takes them, turned into the host's."""
+    left = lanes
+    while left != 0:
+        lane = trailing_zeros(left)
+        left &= left - 1
+        host = shared_host(w, ld64(addresses + 8 * lane) & 0xFFFFFFFF, size * count, iid, lane)
+        if host == 0:
+            return 0
+        st64(addresses + 8 * lane, host)
+    observe(w, CHECK_SHADOW_ST, addresses, vectors, size | (count << 8), lanes, iid)
     return 0
 
 
