@@ -56,6 +56,13 @@ CASES = [
     (Form("e5m2", "fp16", activation="relu", scaled=True, gated=True), (70, 72, 144, 1), small(64, 64)),
     (Form("bf16", "bf16", "bf16", "fp32", c_tma=False), (70, 97, 72, 1), small(64, 32)),
     (Form("fp16", "fp32", c_tma=False), (66, 33, 72, 2), small(64, 32, (2, 1))),
+    (Form("fp16", "fp16", c_tma=False), (70, 41, 72, 2), small(64, 96)),
+    (Form("bf16", "bf16", "bf16", "bf16", activation="gelu"), (190, 136, 72, 2), small(64, 96, swap=True)),
+    (Form("fp16", "fp32", "fp16", "fp32", "mn", "mn", "relu"), (136, 264, 72, 1), small(128, 64, split="m", swap=True)),
+    (Form("e4m3", "bf16", "", "fp32", scaled=True), (140, 168, 208, 2), small(64, 32, (1, 2), swap=True)),
+    (Form("bf16", "bf16", "bf16", activation="silu", gated=True), (130, 136, 72, 2), small(128, 32, (2, 1), swap=True)),
+    (Form("fp16", "fp32", b_major="mn", gated=True), (70, 264, 72, 1), small(256, 64, split="m", stages=2, swap=True)),
+    (Form("bf16", "bf16", "bf16", c_tma=False), (41, 97, 72, 2), small(64, 64, swap=True)),
 ]
 
 
@@ -198,6 +205,8 @@ def test_a_launch_waits_for_what_the_one_before_wrote(policy):
         (Form("fp16", "fp16", gated=True), {"tile": (64, 96, 64)}, "multiple of 64"),
         (Form("fp16", "fp16", gated=True), {"tile": (64, 64, 128), "stages": 3}, "K must be 64"),
         (Form("fp16", "fp16", a_major="mn"), {"cluster_n": 2, "tile": (64, 128, 64)}, "cluster_n=2"),
+        (Form("fp16", "fp16", a_major="mn"), {"swap": True, "tile": (64, 96, 64)}, "B's N is contiguous"),
+        (Form("fp16", "fp16", gated=True), {"swap": True, "tile": (64, 96, 64)}, "half of its rows are U's"),
     ],
     ids=str,
 )

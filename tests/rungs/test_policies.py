@@ -53,6 +53,7 @@ WALKS = [
     ("c5-ping-pong", {"tile": (64, 64, 64), "stages": 5, "c_stages": 1, "sm_count": 4}),
     ("c6-epilogue", {"tile": (128, 64, 64), "stages": 2, "c_stages": 1, "sm_count": 3}),
     ("c7-fused-ping-pong", {"tile": (64, 128, 64), "stages": 5, "c_stages": 1, "sm_count": 4}),
+    ("c7-fused-ping-pong", {"tile": (64, 64, 64), "stages": 5, "c_stages": 1, "sm_count": 4, "swap": True}),
     ("c8-split-k", {"tile": (64, 32, 64), "stages": 2, "split": 3, "passes": 2, "sm_count": 6}),
     ("c9-grouped", {"tile": (64, 64, 64), "stages": 2, "c_stages": 1, "sm_count": 4}),
     ("d5-epilogue", {"tile": (256, 128, 64), "stages": 2, "buffers": 2, "sm_count": 2}),

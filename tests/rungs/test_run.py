@@ -106,6 +106,7 @@ CASES = [
     ("c6-epilogue", "", "bf16", (1, 520, 136), {"sm_count": 1}),
     ("c7-fused-ping-pong", "", "fp16", (300, 264, 200), {"sm_count": 2, "tile": (64, 128, 64), "c_stages": 1}),
     ("c7-fused-ping-pong", "", "bf16", (1, 520, 136), {"cluster_m": 1, "tile": (64, 64, 64)}),
+    ("c7-fused-ping-pong", "", "bf16", (33, 520, 136), {"cluster_m": 1, "tile": (128, 64, 64), "swap": True}),
     ("c9-grouped", "", "fp16", (7, 300, 264, 200), {"sm_count": 2, "tile": (128, 64, 64), "c_stages": 1, "raster": 2}),
     ("c9-grouped", "", "bf16", (70, 33, 40, 8), {"sm_count": 3, "tile": (64, 64, 64), "cluster_n": 1}),
     ("c4-multicast", "", "e4m3", (300, 264, 208), {"sm_count": 2, "tile": (128, 64, 64), "c_stages": 1, "stages": 2}),

@@ -11,7 +11,9 @@ Adds:
       of 64 columns where they divide the tile, else of 32, which have a narrower swizzle.
     - What an epilogue reads it reads early: a tile's residual is sent for to L2 when the tile begins, and the operands
       of a chunk of C go to registers while the chunk before is finished. Only a launch's last tiles show an epilogue.
-    - Rows of C that TMA cannot store (an odd N) leave shared memory by plain stores.
+    - Rows of C that TMA cannot store (an odd N) leave shared memory by plain stores of words.
+    - A and B can change places (`swap`): the kernel computes C^T = B A^T, and stmatrix turns C's tiles round on their
+      way to shared memory. So tiles come in steps of 32 rows, too: 777 x 6400 x 1600 is 1.9 waves of 160 x 128.
     - Both warpgroups can also share a tile, as in c4: tiles of 256 x 128 read less of A and B for each multiplication,
       which counts where L2 is what limits (pitches of A or B that are no multiple of 128 bytes, so that each row of a
       box lies in two lines: 5000 cubed, 408 x 7416 x 3576).
@@ -38,11 +40,11 @@ Run:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cutlass
 import cutlass.cute as cute
-from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
+from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.memory import SmemAllocator
 from cutlass.pipeline import Agent, CooperativeGroup, NamedBarrier, PipelineTmaAsync
 
@@ -52,7 +54,7 @@ from tensorladder.rungs.parts import limits
 from tensorladder.rungs.parts.arguments import arguments, matrix
 from tensorladder.rungs.parts.epilogue import MAJORS
 from tensorladder.rungs.parts.form import Form
-from tensorladder.rungs.parts.store import TileStore
+from tensorladder.rungs.parts.store import TileStore, transposed
 from tensorladder.rungs.parts.tensors import ELEMENT_TYPES, row_major
 from tensorladder.rungs.parts.tiles import cluster_tile
 from tensorladder.rungs.parts.wgmma import load_op, mma_op, smem_layout, tma_partition
@@ -63,7 +65,8 @@ from tensorladder.rungs.rung import Rung
 class FusedGemmConfig:
     """tile: (M, N, K); K counts 16-bit elements (twice as many of fp8); N counts columns of B, and of U where there is
     one. split: what of it is a warpgroup's: all, and they take turns (""), or a half, below ("m") or beside ("n") the
-    other's. cluster_m, cluster_n: CTAs of a cluster along M and N. stages: K tiles in shared memory.
+    other's. swap: A and B change places, and M and N in all knobs with them: tile is (N, M, K) then. cluster_m,
+    cluster_n: CTAs of a cluster along M and N. stages: K tiles in shared memory.
 
     c_stages: buffers of a chunk of C a warpgroup. raster: rows of clusters' tiles before the next column, so that CTAs
     share A and B in L2. sm_count, ctas_per_sm: the grid is their product, or the number of tiles where that is less.
@@ -72,6 +75,7 @@ class FusedGemmConfig:
 
     tile: tuple[int, int, int] = (128, 128, 64)
     split: str = ""
+    swap: bool = False
     cluster_m: int = 2
     cluster_n: int = 1
     stages: int = 6
@@ -102,12 +106,14 @@ HALVES = {"": (1, 1), "m": (2, 1), "n": (1, 2)}  # into how many parts they cut 
 class FusedGemm:
     def __init__(self, config: FusedGemmConfig, form: Form):
         self.tile = (*config.tile[:2], config.tile[2] * 16 // ELEMENT_TYPES[form.dtype].width)
-        # A tile of C is as wide as its part of one right operand.
-        self.part = self.tile[1] // (2 if form.gated else 1)
+        # Of a gated product's tile one half is B's and one U's: of its columns, or with operands swapped of its rows.
+        self.rows = self.tile[0] // (2 if form.gated and config.swap else 1)
+        self.part = self.tile[1] // (2 if form.gated and not config.swap else 1)
         # Under ping-pong each warpgroup has all of a tile; else they have its halves, one below or beside the other.
         self.turns = config.split == ""
         self.halves = HALVES[config.split]
-        self.store = TileStore(form, (self.tile[0], self.part), self.halves, config.c_stages)
+        self.swap = config.swap
+        self.store = TileStore(form, (self.rows, self.part), self.halves, config.c_stages, config.swap)
         self.a_major, self.b_major = MAJORS[form.a_major], MAJORS[form.b_major]
         self.cluster = (config.cluster_m, config.cluster_n)
         self.ctas = config.cluster_m * config.cluster_n
@@ -126,21 +132,28 @@ class FusedGemm:
         self, mA: cute.Tensor, mB: cute.Tensor, mU: cute.Tensor | None, mC: cute.Tensor, mR: cute.Tensor | None,
         mV: cute.Tensor | None, mS: cute.Tensor, mP: cute.Tensor | None, mQ: cute.Tensor | None,
     ):
-        (bM, bN, bK), part, store = self.tile, self.part, self.store
+        if cutlass.const_expr(self.swap):  # C^T = B A^T
+            mA, mB, mP, mQ, mC = mB, mA, mQ, mP, transposed(mC)
+            mR = transposed(mR) if cutlass.const_expr(mR is not None) else None
+        (bM, bN, bK), rows, part, store = self.tile, self.rows, self.part, self.store
         element_type = mA.element_type
         sA_layout = smem_layout(element_type, self.a_major, bM, bK, self.stages)
         sB_layout = smem_layout(element_type, self.b_major, bN, bK, self.stages)
-        sC_layout = smem_layout(store.dtype, OperandMajorMode.K, *store.chunk, GROUPS * store.stages)
+        sC_layout = smem_layout(store.dtype, MAJORS["mn" if self.swap else "k"], *store.chunk, GROUPS * store.stages)
 
         # A descriptor and a tensor of coordinates for each matrix. TMA takes coordinates, not addresses. The box is
         # what one CTA asks for: its part of a tile that it shares with those of its row (A) or column (B).
         (load_A, share_A), (load_B, share_B) = load_op(self.cluster[1]), load_op(self.cluster[0])
-        box_B = cute.select(smem_layout(element_type, self.b_major, part, bK, self.stages), mode=[0, 1])
-        tma_A, mA = cpasync.make_tiled_tma_atom(load_A, mA, cute.select(sA_layout, mode=[0, 1]), (bM, bK), share_A)
-        tma_B, mB = cpasync.make_tiled_tma_atom(load_B, mB, box_B, (part, bK), share_B)
+        sA_part = smem_layout(element_type, self.a_major, rows, bK, self.stages)
+        sB_part = smem_layout(element_type, self.b_major, part, bK, self.stages)
+        box_A = (cute.select(sA_part, mode=[0, 1]), (rows, bK), share_A)
+        box_B = (cute.select(sB_part, mode=[0, 1]), (part, bK), share_B)
+        tma_A, mA = cpasync.make_tiled_tma_atom(load_A, mA, *box_A)
+        tma_B, mB = cpasync.make_tiled_tma_atom(load_B, mB, *box_B)
         tma_U = tma_C = None
         if cutlass.const_expr(mU is not None):
-            tma_U, mU = cpasync.make_tiled_tma_atom(load_B, mU, box_B, (part, bK), share_B)
+            load_U, box_U = (load_A, box_A) if self.swap else (load_B, box_B)
+            tma_U, mU = cpasync.make_tiled_tma_atom(load_U, mU, *box_U)
         if cutlass.const_expr(store.tma):
             box_C, store_C = cute.select(sC_layout, mode=[0, 1]), cpasync.CopyBulkTensorTileS2GOp()
             tma_C, mC = cpasync.make_tiled_tma_atom(store_C, mC, box_C, store.chunk)
@@ -158,7 +171,7 @@ class FusedGemm:
 
         self.shared_storage = SharedStorage
         # Tiles of clusters: a CTA whose own lies outside of C reads zeros and stores nothing.
-        tiles = cute.ceil_div(mC.shape, (bM * self.cluster[0], part * self.cluster[1], 1))
+        tiles = cute.ceil_div(mC.shape, (rows * self.cluster[0], part * self.cluster[1], 1))
         self.kernel(
             tma_A, mA, tma_B, mB, tma_U, mU, tma_C, mC, mR, mV, mS, mP, mQ, sA_layout, sB_layout, sC_layout, tiled_mma,
             tiles,
@@ -195,11 +208,12 @@ class FusedGemm:
         stage_bytes = cute.size_in_bytes(element_type, cute.select(sA_layout, mode=[0, 1]))
         stage_bytes += cute.size_in_bytes(element_type, cute.select(sB_layout, mode=[0, 1]))
 
-        # (BM, BK, tiles along M, k tiles, products) and (part of BN, BK, tiles along N, k tiles, products), as
-        # coordinates; a stage of B in parts: (part of BN, BK, part, 1, stage).
-        (bM, _, bK), part = self.tile, self.part
-        gA = cute.local_tile(mA, (bM, bK), (None, None, None))
+        # (part of BM, BK, tiles along M, k tiles, products) and (part of BN, BK, tiles along N, k tiles, products), as
+        # coordinates; a stage in parts: (part of BN, BK, part, 1, stage).
+        bK, rows, part = self.tile[2], self.rows, self.part
+        gA = cute.local_tile(mA, (rows, bK), (None, None, None))
         gB = cute.local_tile(mB, (part, bK), (None, None, None))
+        sA_parts = cute.local_tile(sA, (rows, bK), (None, None, None))
         sB_parts = cute.local_tile(sB, (part, bK), (None, None, None))
 
         # The CTA's place in its cluster, and with whom it shares: A with its row, B with its column.
@@ -208,12 +222,15 @@ class FusedGemm:
         share_A = cute.make_layout_image_mask(cta_layout, (cta_m, cta_n), mode=1)
         share_B = cute.make_layout_image_mask(cta_layout, (cta_m, cta_n), mode=0)
 
-        # gmem -> smem: (TMA, stage), (TMA, tile, k tile, product), for each part of B
-        tAsA, tAgA = tma_partition(tma_A, sA, gA, cta_n, self.cluster[1])
+        # gmem -> smem: (TMA, stage), (TMA, tile, k tile, product), for each part
+        tAsA, tAgA = tma_partition(tma_A, sA_parts[None, None, 0, 0, None], gA, cta_n, self.cluster[1])
         tBsB, tBgB = tma_partition(tma_B, sB_parts[None, None, 0, 0, None], gB, cta_m, self.cluster[0])
         if cutlass.const_expr(mU is not None):
-            gU = cute.local_tile(mU, (part, bK), (None, None, None))
-            tUsU, tUgU = tma_partition(tma_U, sB_parts[None, None, 1, 0, None], gU, cta_m, self.cluster[0])
+            gU = cute.local_tile(mU, (rows if self.swap else part, bK), (None, None, None))
+            if cutlass.const_expr(self.swap):
+                tUsU, tUgU = tma_partition(tma_U, sA_parts[None, None, 1, 0, None], gU, cta_n, self.cluster[1])
+            else:
+                tUsU, tUgU = tma_partition(tma_U, sB_parts[None, None, 1, 0, None], gU, cta_m, self.cluster[0])
 
         # smem -> MMA: "fragments" of A and B are descriptors (MMA, MMA_M, MMA_K, stage), the same for all threads of a
         # warpgroup.
@@ -254,7 +271,8 @@ class FusedGemm:
                         cute.copy(tma_A, tAgA[None, m, k, l], tAsA[None, i], tma_bar_ptr=full, mcast_mask=share_A)
                         cute.copy(tma_B, tBgB[None, n, k, l], tBsB[None, i], tma_bar_ptr=full, mcast_mask=share_B)
                         if cutlass.const_expr(mU is not None):
-                            cute.copy(tma_U, tUgU[None, n, k, l], tUsU[None, i], tma_bar_ptr=full, mcast_mask=share_B)
+                            u, share_U = (m, share_A) if self.swap else (n, share_B)
+                            cute.copy(tma_U, tUgU[None, u, k, l], tUsU[None, i], tma_bar_ptr=full, mcast_mask=share_U)
                 # Shared memory belongs to the CTA only until it exits: wait for the peers' last arrivals.
                 producer.tail()
 
@@ -329,7 +347,13 @@ class OneProduct(FusedGemm):
 def build(arch: str, form: Form, config: FusedGemmConfig) -> Program:
     """The kernel of a form for any extents; it takes what `Form` says, aligned as `arguments` says."""
     check_config(config, arch, form)
-    return compile_program(FusedGemm(config, form), *arguments(form), arch=arch, name=RUNG.name)
+    seen = swapped(form) if config.swap else form
+    return compile_program(FusedGemm(config, seen), *arguments(form), arch=arch, name=RUNG.name)
+
+
+def swapped(form: Form) -> Form:
+    """A form's operands the other way round."""
+    return replace(form, a_major=form.b_major, b_major=form.a_major)
 
 
 def compile(arch: str, shape: tuple[int, ...], dtype: str, config: FusedGemmConfig | None = None) -> Program:
@@ -339,17 +363,23 @@ def compile(arch: str, shape: tuple[int, ...], dtype: str, config: FusedGemmConf
     RUNG.require(k % 8 == 0, f"K={k}: TMA wants row pitches of 16 bytes, pad K to a multiple of 8")
     form, config = Form(dtype, dtype, dtype, dtype, b_major="mn", activation="gelu"), config or FusedGemmConfig()
     check_config(config, arch, form)
+    seen = swapped(form) if config.swap else form
     m, n, k = cute.sym_int(), cute.sym_int(divisibility=8), cute.sym_int()
     a, b, c, r = matrix(dtype, (m, k)), matrix(dtype, (n, k), "mn"), matrix(dtype, (m, n)), matrix(dtype, (m, n))
     others = row_major(dtype, (n,)), row_major("fp32", (2,), align=4)
-    return compile_program(OneProduct(config, form), a, b, c, r, *others, arch=arch, name=RUNG.name)
+    return compile_program(OneProduct(config, seen), a, b, c, r, *others, arch=arch, name=RUNG.name)
 
 
 def check_config(config: FusedGemmConfig, arch: str, form: Form) -> None:
     """UsageError unless WGMMA covers the tile evenly and the stages fit into shared memory."""
     RUNG.require(config.split in HALVES, f"split={config.split!r}: {', '.join(map(repr, HALVES))}")
-    halves, (bM, bN, _) = HALVES[config.split], config.tile
+    halves, (bM, bN, bK) = HALVES[config.split], config.tile
     limits.check_form(RUNG, form)
+    if config.swap:
+        step = 128 * max(halves[0], config.cluster_n)
+        fits = not form.gated or (bM % step == 0 and bK == 64)
+        RUNG.require(fits, f"tile={config.tile}: half of its rows are U's: M a multiple of {step}, K 64")
+        form = replace(swapped(form), gated=False)
     limits.check_tile(RUNG, form, config.tile, halves)
     limits.check_cluster(RUNG, form, config)
     limits.check_registers(RUNG, config, GROUPS, bM * bN // math.prod(halves) // WARPGROUP)

@@ -15,6 +15,7 @@ LOG2_TAIL = (
 LOG2_E = 1.4426950408889634
 LARGEST = 3.4e38  # of float32, nearly
 LINE = 128  # bytes, of L2
+STORES_AHEAD = 4  # words a thread has in registers on their way to C
 
 
 @cute.jit
@@ -187,12 +188,52 @@ def prefetch(
 
 @cute.jit
 def store_plain(
-    smem: cute.Tensor, mC: cute.Tensor, first: cute.Coord, thread: cutlass.Int32, threads: cutlass.Constexpr
+    words: cute.Tensor, mC: cute.Tensor, first: cute.Coord, thread: cutlass.Int32, threads: cutlass.Constexpr
 ):
-    """A chunk of C in shared memory to its place at `first` of C (M, N), an element a thread at a time."""
-    rows, cols = cute.size(smem, mode=[0]), cute.size(smem, mode=[1])
-    for i in cutlass.range_constexpr(rows * cols // threads):
-        row, col = (i * threads + thread) // cols, (i * threads + thread) % cols
-        at = first[0] + row, first[1] + col
-        if cute.elem_less(at, mC.shape):
-            mC[at] = smem[row, col]
+    """A chunk of C in shared memory, seen as words of 32 bits, to its place at `first` of C (M, N), a word a thread.
+
+    Rows may begin at any element: where that is amid a word, a thread puts one together of its own and the next one's.
+    All warps take part as a whole.
+    """
+    width = mC.element_type.width
+    rows, across, size = cute.size(words, mode=[0]), cute.size(words, mode=[1]), width // 8
+    step = threads // across  # rows at a time
+    row, word = thread // across, thread % across
+    below = mC.shape[0] - first[0] - row
+    # Columns from the thread's word on, none of a chunk that lies outside.
+    right = cutlass.min(mC.shape[1] - first[1], across * 32 // width) - word * 32 // width
+    place = (mC.iterator + cute.crd2idx((first[0] + row, first[1]), mC.layout)).toint() + word * 4
+    pitch = mC.layout.stride[0] * (step * size)
+    # A few rows at a time on their way, in a loop: all of them are more machine code than caches hold.
+    some = min(rows // step, STORES_AHEAD)
+    held = cute.make_rmem_tensor(some, cutlass.Uint32)
+    for ahead in cutlass.range(0, rows // step, some):
+        for i in cutlass.range_constexpr(some):
+            held[i] = words[row + (ahead + i) * step, word]
+        for i in cutlass.range_constexpr(some):
+            own, to, inside = held[i], place, (ahead + i) * step < below
+            place += pitch
+            if cutlass.const_expr(width == 32):
+                if inside and right > 0:
+                    put(to, own)
+            else:
+                pair = own >> 16 | cute.arch.shuffle_sync_down(own, 1) << 16
+                if to & 2 == 0:
+                    if inside and right > 1:
+                        put(to, own)
+                    if inside and right == 1:
+                        put(to, cutlass.Uint16(own & 0xFFFF))
+                else:
+                    if inside and right > 2:
+                        put(to + 2, pair)
+                    if inside and right == 2:
+                        put(to + 2, cutlass.Uint16(pair & 0xFFFF))
+                    if inside and word == 0 and right > 0:
+                        put(to, cutlass.Uint16(own & 0xFFFF))
+
+
+@cute.jit
+def put(address: cutlass.Int64, value: cutlass.Numeric):
+    """Store to global memory."""
+    size = value.width // 8
+    cute.make_tensor(cute.make_ptr(type(value), address, cute.AddressSpace.gmem, assumed_align=size), 1)[0] = value

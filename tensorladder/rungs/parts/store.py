@@ -9,25 +9,34 @@ from cutlass.pipeline import NamedBarrier
 from tensorladder.rungs.parts import epilogue, limits
 from tensorladder.rungs.parts.form import Form
 from tensorladder.rungs.parts.tensors import ELEMENT_TYPES
-from tensorladder.rungs.parts.wgmma import mma_op, tma_partition
+from tensorladder.rungs.parts.wgmma import SWIZZLE_BITS, SWIZZLES, mma_op, tma_partition
 
 WARPGROUP = 128  # threads
 LANES = 32
+
+
+def transposed(matrix: cute.Tensor) -> cute.Tensor:
+    """The same memory with the first two modes the other way round."""
+    modes = [1, 0, *range(2, cute.rank(matrix))]
+    return cute.make_tensor(matrix.iterator, cute.select(matrix.layout, mode=modes))
 
 
 class TileStore:
     """How consumer warpgroups store tiles of C: `tile` (M, N), of which each has one of `halves` (along M, along N).
 
     Halves along M alternate by 64 rows, as a TiledMma deals them; along N they lie side by side. stages: buffers of a
-    chunk a warpgroup. Named barriers 1 and 2 are the warpgroups' own.
+    chunk a warpgroup. swapped: C and R are handed over transposed, so M is contiguous and the bias is along it. Named
+    barriers 1 and 2 are the warpgroups' own.
     """
 
-    def __init__(self, form: Form, tile: tuple[int, int], halves: tuple[int, int], stages: int):
+    def __init__(
+        self, form: Form, tile: tuple[int, int], halves: tuple[int, int], stages: int, swapped: bool = False
+    ):
         self.dtype = ELEMENT_TYPES[form.out]
         self.tma = form.c_tma
         self.activation = epilogue.ACTIVATIONS[form.activation]
         self.parts = 2 if form.gated else 1
-        self.tile, self.halves = tile, halves
+        self.tile, self.halves, self.swapped = tile, halves, swapped
         self.threads = WARPGROUP * halves[0] * halves[1]
         # With more accumulators a thread has no registers left for what the next chunk needs.
         self.early = tile[0] * tile[1] * self.parts // self.threads <= 160
@@ -41,9 +50,12 @@ class TileStore:
     def prefetch(self, mR: cute.Tensor | None, beta: cutlass.Float32, coord: cute.Coord, thread: cutlass.Int32):
         """Ask for the residual of the tile at `coord` (m, n, l). thread: of all that have the tile."""
         if cutlass.const_expr(mR is not None):
+            m, n, l = coord
+            residual, tile, place = mR[None, None, l], self.tile, (m, n)
+            if cutlass.const_expr(self.swapped):
+                residual, tile, place = transposed(residual), tile[::-1], (n, m)
             if beta != 0.0:
-                m, n, l = coord
-                epilogue.prefetch(mR[None, None, l], self.tile, (m, n), thread, self.threads)
+                epilogue.prefetch(residual, tile, place, thread, self.threads)
 
     @cute.jit
     def place(self, number: cutlass.Constexpr, coord: cute.Coord, group: cutlass.Int32):
@@ -63,17 +75,19 @@ class TileStore:
         thr_mma, at, pairs = self.chunk_mma().get_slice(thread), self.place(number, coord, group), self.chunk[1] // 8
         if cutlass.const_expr(mR is not None):
             mR = mR[None, None, coord[2]]
-        # As matrices of C's shape: every row is the bias or q, every column p.
+        # As matrices of C's shape: every row is the bias or q, every column p (and the bias, where C is transposed).
+        along, biases = ((1, 0), (1, 2, 1)) if self.swapped else ((0, 1), (2, 1, pairs))
         if cutlass.const_expr(mV is not None):
-            mV = cute.make_tensor(mV.iterator, cute.make_layout(limit, stride=(0, 1)))
+            mV = cute.make_tensor(mV.iterator, cute.make_layout(limit, stride=along))
         if cutlass.const_expr(mP is not None):
             mP = cute.make_tensor(mP.iterator, cute.make_layout(limit, stride=(mP.stride[0], 0)))
             mQ = cute.make_tensor(mQ.iterator, cute.make_layout(limit, stride=(0, mQ.stride[0])))
         always, where = cutlass.Boolean(True), (thr_mma, self.chunk, at, limit)
+        paired = self.tma and not self.swapped
         return (
             # beta = 0 leaves R unread, as BLAS does: it may hold NaN.
-            epilogue.fetch(mR, (2, 2, pairs), *where, beta != 0.0, self.tma),
-            epilogue.fetch(mV, (2, 1, pairs), *where, always, self.tma),
+            epilogue.fetch(mR, (2, 2, pairs), *where, beta != 0.0, paired),
+            epilogue.fetch(mV, biases, *where, always, paired),
             epilogue.fetch(mP, (1, 2, 1), *where, always, False),
             epilogue.fetch(mQ, (2, 1, pairs), *where, always, False),
         )
@@ -93,9 +107,10 @@ class TileStore:
         if cutlass.const_expr(self.tma):
             tCsC, tCgC = tma_partition(tma_C, sC, cute.local_tile(mC, self.chunk, (None, None, None)), 0, 1)
         if cutlass.const_expr(self.dtype.width == 16):
-            atom_r2s = cute.make_copy_atom(cute.nvgpu.warp.StMatrix8x8x16bOp(False, 4), self.dtype)
+            atom_r2s = cute.make_copy_atom(cute.nvgpu.warp.StMatrix8x8x16bOp(self.swapped, 4), self.dtype)
         else:
-            atom_r2s = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), self.dtype, num_bits_per_copy=64)
+            bits = 32 if self.swapped else 64  # pairs of columns are apart where rows are contiguous
+            atom_r2s = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), self.dtype, num_bits_per_copy=bits)
         chunk_mma = self.chunk_mma()
         thr_r2s = cute.make_tiled_copy_C(atom_r2s, chunk_mma).get_slice(thread)
         tCrF = chunk_mma.make_fragment_C(chunk_mma.get_slice(thread).partition_shape_C(self.chunk))
@@ -110,10 +125,12 @@ class TileStore:
                 given = self.fetch(number, *operands)
             elif cutlass.const_expr(number + 1 < rows * cols):
                 ahead = self.fetch(number + 1, *operands)
+            # Of a gated product the other factor lies half of the tile's rows of accumulators on, or of a row.
+            beside, below = (1, rows) if self.swapped else (self.parts, 1)
             for i in cutlass.range_constexpr(size):
-                tCrF[i] = tCrC[(row * self.parts * cols + col) * size + i]
+                tCrF[i] = tCrC[(row * beside * cols + col) * size + i]
                 if cutlass.const_expr(self.parts == 2):
-                    tCrG[i] = tCrC[((row * self.parts + 1) * cols + col) * size + i]
+                    tCrG[i] = tCrC[((row * beside + below) * cols + col) * size + i]
             epilogue.complete(tCrF, tCrG, *given, alpha, beta, self.activation)
             tCrD.store(tCrF.load().to(self.dtype))
 
@@ -138,7 +155,16 @@ class TileStore:
                     cute.arch.cp_async_bulk_commit_group()
             else:
                 first = chunk_m * self.chunk[0], chunk_n * self.chunk[1]
-                epilogue.store_plain(sC[None, None, buffer], mC[None, None, l], first, thread, WARPGROUP)
+                words, target = self.words(sC[None, None, buffer]), mC[None, None, l]
+                if cutlass.const_expr(self.swapped):
+                    words, target, first = transposed(words), transposed(target), first[::-1]
+                epilogue.store_plain(words, target, first, thread, WARPGROUP)
+
+    def words(self, chunk: cute.Tensor) -> cute.Tensor:
+        """A chunk in shared memory as words of 32 bits, under the same swizzle, which a recast alone drops."""
+        bits = SWIZZLE_BITS if self.swapped else self.chunk[1] * self.dtype.width
+        pointer = cute.recast_ptr(chunk.iterator, cute.make_swizzle(*SWIZZLES[bits]), cutlass.Uint32)
+        return cute.make_tensor(pointer, cute.recast_layout(32, self.dtype.width, chunk.layout))
 
     def chunk_mma(self):
         """How a chunk lies in registers: as the accumulator of a WGMMA as narrow, and any of a wider one's columns."""
