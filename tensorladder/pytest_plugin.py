@@ -110,6 +110,7 @@ class _Plugin:
         self.session.launches = 0
         if self.checker is not None:
             self.checker.findings.clear()
+            self.checker.order.synchronize()  # what an earlier test left running is not this one's
         return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)

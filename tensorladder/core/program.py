@@ -34,7 +34,8 @@ class Launch:
 
     params: the parameter block, laid out as the kernel's `.param` declarations say (offsets, sizes, alignment).
     smem: dynamic shared memory in bytes. attributes: launch attributes that matter to the machine, by name:
-    "cooperative" (bool), "programmatic_stream_serialization" (bool).
+    "cooperative" (bool), "programmatic_stream_serialization" (bool). stream: handle of the CUDA stream that host code
+    named, 0 the default one; whoever runs the launch says what it means.
     """
 
     module: Module
@@ -45,6 +46,7 @@ class Launch:
     smem: int = 0
     cluster: Dim3 = (1, 1, 1)
     attributes: Mapping[str, Any] = field(default_factory=dict)
+    stream: int = 0
 
 
 class Stream(Protocol):

@@ -2,7 +2,7 @@
 
 The names are those of cuda.core 1.x (and of `cuda.core.experimental`, where they were before) that compile and launch
 kernels: Device, Stream, Event, Buffer and memory resources, Program with its options, ObjectCode, Kernel, LaunchConfig,
-launch. Work is done when a call returns, so that streams need no order.
+launch. Work is done when a call returns; what streams and events order is looked at where hazards are checked.
 """
 
 from __future__ import annotations
@@ -80,9 +80,10 @@ class Event(Refusing):
         self.is_done = True
 
     def sync(self) -> None:
-        """Work is done by the time a call returns."""
+        self._host.events.synchronize(self.handle)
 
-    close = sync
+    def close(self) -> None:
+        self._host.events.destroy(self.handle)
 
     def __sub__(self, other: Event) -> float:
         """Milliseconds between two events."""
@@ -90,27 +91,41 @@ class Event(Refusing):
 
 
 class Stream(Refusing):
+    """handle: an existing stream's."""
+
     _label = "cuda.core.Stream"
 
-    def __init__(self, host: Host, device: Device):
+    def __init__(self, host: Host, device: Device, handle: int, nonblocking: bool = False):
         self._session, self._host, self.device = host.session, host, device
-        self.handle, self.is_nonblocking, self.priority = 0, True, 0
+        self.handle, self.is_nonblocking, self.priority = handle, nonblocking, 0
 
     def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, 0
+        return 0, self.handle
 
     def sync(self) -> None:
-        """Work is done by the time a call returns."""
+        self._session.streams.synchronize(self.handle)
 
-    close = sync
+    def close(self) -> None:
+        """Nothing is held."""
 
     def wait(self, event_or_stream: Any) -> None:
-        """There is one order of work."""
+        """Let the stream wait for an event, or for all that another stream has to do now."""
+        if isinstance(event_or_stream, Event):
+            self._host.events.wait(self.handle, event_or_stream.handle)
+        else:
+            self._session.streams.wait_stream(self.handle, handle_of(event_or_stream))
 
     def record(self, event: Event | None = None, options: Any = None) -> Event:
         event = event or Event(self._host)
-        self._host.events.record(event.handle)
+        self._host.events.record(event.handle, self.handle)
         return event
+
+
+def handle_of(stream: Any) -> int:
+    """The handle of a stream, a package's object for one, or none: the default stream."""
+    if stream is None:
+        return 0
+    return int(stream.__cuda_stream__()[1]) if hasattr(stream, "__cuda_stream__") else int(stream)
 
 
 class Buffer(Refusing):
@@ -140,6 +155,8 @@ class Buffer(Refusing):
         if dst.size != self.size:
             raise ValueError(f"buffer sizes mismatch between src and dst: {self.size} and {dst.size}")
         dst._bytes[:] = self._bytes
+        extents = [(one.handle, one.size) for one in (self, dst)]
+        self._session.streams.accessed(handle_of(stream), "Buffer.copy_to", extents[:1], extents[1:])
         return dst
 
     def copy_from(self, src: Buffer, *, stream: Any = None) -> None:
@@ -151,6 +168,7 @@ class Buffer(Refusing):
         if len(pattern) not in (1, 2, 4) or self.size % len(pattern):
             raise ValueError(f"a value of {len(pattern)} bytes cannot fill {self.size}")
         self._bytes.reshape(-1, len(pattern))[:] = pattern
+        self._session.streams.accessed(handle_of(stream), "Buffer.fill", writes=[(self.handle, self.size)])
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -205,7 +223,7 @@ class Device(Refusing):
         self.compute_capability = ComputeCapability(*arch.compute_capability)
         self.arch = "".join(map(str, arch.compute_capability))
         self.properties = _Properties(self._session)
-        self.default_stream = Stream(self._host, self)
+        self.default_stream = Stream(self._host, self, 0)
         self.memory_resource = MemoryResource(self._host, "cuda.core.DeviceMemoryResource", True, False)
         self.context = None
 
@@ -213,10 +231,14 @@ class Device(Refusing):
         """There is one device."""
 
     def sync(self) -> None:
-        """Work is done by the time a call returns."""
+        self._session.streams.synchronize()
 
     def create_stream(self, obj: Any = None, options: Any = None) -> Stream:
-        return Stream(self._host, self)
+        """A stream that does not wait for the default one, unless the options say so; or `obj`, another package's."""
+        if obj is not None:
+            return Stream(self._host, self, handle_of(obj))
+        nonblocking = bool((options or {}).get("nonblocking", True))
+        return Stream(self._host, self, self._session.streams.create(not nonblocking), nonblocking)
 
     def create_event(self, options: Any = None) -> Event:
         return Event(self._host)
@@ -352,7 +374,9 @@ def names_of(host: Host) -> dict[str, Any]:
         cluster = extents(config.cluster or 1)
         grid = [n * size for n, size in zip(extents(config.grid), cluster, strict=True)]
         with translated(CUDAError):
-            host.launch(kernel.handle, grid, config.block, values, config.shmem_size, cluster, cooperative)
+            host.launch(
+                kernel.handle, grid, config.block, values, config.shmem_size, cluster, cooperative, handle_of(stream)
+            )
 
     def resource(label: str, device: bool, visible: bool) -> Callable[..., MemoryResource]:
         return lambda *_, **__: MemoryResource(host, f"cuda.core.{label}", device, visible)

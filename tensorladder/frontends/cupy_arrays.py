@@ -8,12 +8,13 @@ copy), and a numpy array is no operand.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..vgpu.driver.session import HostRange, Session
+from ..vgpu.driver.streams import pieces
 from .standins import Refusing
 
 _ALIGN = 256
@@ -97,7 +98,27 @@ class Arrays:
             raise ValueError(f"Unsupported dtype {given.dtype}")
         made = self.empty(given.shape, given.dtype, order)
         made[...] = given
+        self.accessed("a copy", (), [made])
         return made
+
+    def accessed(self, name: str, reads: Sequence[Any], writes: Sequence[Any], stream: Any = None) -> None:
+        """Tell the streams what an operation reads and writes, on the current stream unless another is given."""
+        streams = self.session.streams
+        if streams.order is None:
+            return
+        on = streams.current if stream is None else stream.ptr
+        streams.accessed(on, name, *([piece for one in side for piece in _pieces(one)] for side in (reads, writes)))
+
+    def told(self, name: str, args: Any, result: Any, out: Any = None) -> None:
+        """Tell the streams what a function of numpy's reads, and what of `out` it writes; a view accesses nothing."""
+        inputs = [one for one in _flat(args) if isinstance(one, DeviceArray)]
+        views = isinstance(result, np.ndarray) and any(np.may_share_memory(result, one._array) for one in inputs)
+        self.accessed(name, () if views and out is None else inputs, [out] if isinstance(out, DeviceArray) else ())
+
+    def waits(self, stream: Any = None) -> None:
+        """The host waits for a stream."""
+        streams = self.session.streams
+        streams.synchronize(streams.current if stream is None else stream.ptr)
 
     def plain(self, value: Any) -> Any:
         """Arrays of the device as numpy's, for numpy to work on."""
@@ -144,10 +165,20 @@ class Arrays:
         def call(*args: Any, **options: Any) -> Any:
             out = options.get("out")
             result = called(*self.plain(args), **{name: self.plain(value) for name, value in options.items()})
+            if call.__name__ == "empty_like":
+                return self.kind._of(self.empty(result.shape, result.dtype))
+            if not call.__name__.endswith("_like"):
+                self.told(call.__name__, args, result, out)
             return out if isinstance(out, DeviceArray) else self.wrap(result, *_flat(args))
 
         call.__name__ = getattr(called, "__name__", "call")
         return call
+
+
+def _pieces(array: Any) -> list[tuple[int, int]]:
+    """The memory of an array's elements."""
+    plain = array._array if isinstance(array, DeviceArray) else array
+    return pieces(plain.ctypes.data, plain.shape, plain.strides, plain.itemsize)
 
 
 def _flat(args: Any) -> Iterator[Any]:
@@ -197,6 +228,7 @@ class DeviceArray(np.lib.mixins.NDArrayOperatorsMixin, Refusing):
         if out is not None:
             options["out"] = tuple(arrays.plain(one) for one in out)
         result = getattr(ufunc, method)(*arrays.plain(inputs), **options)
+        arrays.accessed(ufunc.__name__, [one for one in inputs if isinstance(one, DeviceArray)], out or ())
         if out is not None:
             return out[0] if len(out) == 1 else out
         return arrays.wrap(result, *inputs)
@@ -225,6 +257,9 @@ class DeviceArray(np.lib.mixins.NDArrayOperatorsMixin, Refusing):
     # ------------------------------------------------------------ host and device
     def get(self, stream: Any = None, order: str = "C", out: np.ndarray | None = None, blocking: bool = True) -> Any:
         """A copy as a numpy array."""
+        self._arrays.accessed("get", [self], (), stream)
+        if blocking:
+            self._arrays.waits(stream)
         if out is not None:
             out[...] = self._array
             return out
@@ -235,15 +270,17 @@ class DeviceArray(np.lib.mixins.NDArrayOperatorsMixin, Refusing):
         if not isinstance(arr, np.ndarray) or arr.shape != self._array.shape:
             raise ValueError(f"Shape mismatch. Old shape: {self._array.shape}, new shape: {np.shape(arr)}")
         self._array[...] = arr
+        self._arrays.accessed("set", (), [self], stream)
 
     def fill(self, value: Any) -> None:
         self._array.fill(self._arrays.plain(value))
+        self._arrays.accessed("fill", (), [self])
 
     def item(self, *place: Any) -> Any:
-        return self._array.item(*place)
+        return self.get().item(*place)
 
     def tolist(self) -> Any:
-        return self._array.tolist()
+        return self.get().tolist()
 
     @property
     def data(self) -> MemoryPointer:
@@ -271,7 +308,12 @@ class DeviceArray(np.lib.mixins.NDArrayOperatorsMixin, Refusing):
         return self._arrays.wrap(self._array[self._arrays.plain(place)], self)
 
     def __setitem__(self, place: Any, value: Any) -> None:
-        self._array[self._arrays.plain(place)] = self._arrays.plain(value)
+        where = self._arrays.plain(place)
+        self._array[where] = self._arrays.plain(value)
+        if self._session.order is not None:
+            values = [value] if isinstance(value, DeviceArray) else ()
+            part = self._array[where]  # a view, unless the place is one element or an array of places
+            self._arrays.accessed("setitem", values, [part] if np.may_share_memory(part, self._array) else ())
 
     def __len__(self) -> int:
         return len(self._array)
@@ -280,13 +322,13 @@ class DeviceArray(np.lib.mixins.NDArrayOperatorsMixin, Refusing):
         return (self[n] for n in range(len(self._array)))
 
     def __bool__(self) -> bool:
-        return bool(self._array)
+        return bool(self.get())
 
     def __int__(self) -> int:
-        return int(self._array)
+        return int(self.get())
 
     def __float__(self) -> float:
-        return float(self._array)
+        return float(self.get())
 
     def __complex__(self) -> complex:
         return complex(self._array)

@@ -19,6 +19,7 @@ from ..core.devicefacts import device_attribute
 from ..core.errors import UsageError
 from ..core.program import Module
 from ..vgpu.driver.session import DEVICE_MEMORY, Session
+from ..vgpu.driver.streams import LEGACY, PER_THREAD
 from .cupy_arrays import FUNCTIONS, Arrays, DeviceArray, MemoryPointer, UnownedMemory, random_functions
 from .standins import Facade, Host, Refusing, provided, translated
 
@@ -74,7 +75,7 @@ class Function(Refusing):
             self._session.refuse(f"cupy.RawKernel(..., {name}=...)")
         with translated(CUDADriverError):
             self._host.launch(self.kernel, grid, block, [_argument(arg) for arg in args], shared_mem,
-                              cooperative=self._cooperative)  # fmt: skip
+                              cooperative=self._cooperative, stream=None if stream is None else stream.ptr)  # fmt: skip
 
     @property
     def attributes(self) -> dict[str, int]:
@@ -189,7 +190,7 @@ class PtxModule(Refusing):
 
 
 class _Quiet(Refusing):
-    """A stream, device or pool that has nothing to do, since work is done when a call returns; fields: what it has."""
+    """A device or pool that has nothing to do; fields: what it has."""
 
     def __init__(self, session: Session, label: str, **fields: Any):
         self._session, self._label = session, label
@@ -206,7 +207,7 @@ class _Quiet(Refusing):
         return self
 
     def synchronize(self) -> None:
-        """Nothing to wait for."""
+        self._session.streams.synchronize()
 
     def __int__(self) -> int:
         return 0
@@ -226,24 +227,54 @@ class Event(Refusing):
         self.ptr = host.events.create()
 
     def record(self, stream: Any = None) -> None:
-        self._host.events.record(self.ptr)
+        self._host.events.record(self.ptr, self._session.streams.current if stream is None else stream.ptr)
 
     def synchronize(self) -> None:
-        """Nothing to wait for."""
+        self._host.events.synchronize(self.ptr)
 
 
-class _Stream(_Quiet):
-    def __init__(self, host: Host):
-        super().__init__(host.session, "cupy.cuda.Stream")
-        self._host = host
+class _Stream(Refusing):
+    _label = "cupy.cuda.Stream"
+
+    def __init__(self, host: Host, handle: int):
+        self._session, self._host, self.ptr = host.session, host, handle
+        self.device_id, self.priority, self._left = 0, 0, list[int]()
+
+    @property
+    def done(self) -> bool:
+        self.synchronize()
+        return True
+
+    def __enter__(self) -> Any:
+        self._left.append(self._session.streams.current)
+        return self.use()
+
+    def __exit__(self, *_: object) -> None:
+        self._session.streams.use(self._left.pop())
+
+    def use(self) -> Any:
+        self._session.streams.use(self.ptr)
+        return self
+
+    def synchronize(self) -> None:
+        self._session.streams.synchronize(self.ptr)
 
     def record(self, event: Event | None = None) -> Event:
         event = event or Event(self._host)
-        event.record()
+        event.record(self)
         return event
 
     def wait_event(self, event: Any) -> None:
-        """There is one order of work."""
+        self._host.events.wait(self.ptr, event.ptr)
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.ptr
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Stream) and self.ptr == other.ptr
+
+    def __hash__(self) -> int:
+        return hash(self.ptr)
 
 
 def _device(session: Session, number: Any = None) -> Any:
@@ -259,13 +290,17 @@ def _device(session: Session, number: Any = None) -> Any:
 def _cuda(host: Host) -> dict[str, Facade]:
     """cupy.cuda and what is below it."""
     session = host.session
-    stream = _Stream(host)
+    null_stream, streams = _Stream(host, LEGACY), session.streams
 
     class Stream(_Stream):
-        null = stream
+        null, ptds = null_stream, _Stream(host, PER_THREAD)
 
         def __init__(self, null: bool = False, non_blocking: bool = False, ptds: bool = False, priority: Any = None):
-            super().__init__(host)
+            known = LEGACY if null else PER_THREAD if ptds else streams.create(not non_blocking)
+            super().__init__(host, known)
+
+    def current(*_: Any) -> _Stream:
+        return _Stream(host, streams.current)
 
     class OurEvent(Event):
         def __init__(self, block: bool = True, disable_timing: bool = False, interprocess: bool = False):
@@ -285,7 +320,8 @@ def _cuda(host: Host) -> dict[str, Facade]:
 
     runtime = Facade("cupy.cuda.runtime", session, {
         "getDevice": lambda: 0, "getDeviceCount": lambda: 1, "setDevice": lambda _: None,
-        "deviceSynchronize": lambda: None, "streamSynchronize": lambda _: None, "getDeviceProperties": properties,
+        "deviceSynchronize": lambda: streams.synchronize(), "streamSynchronize": lambda s: streams.synchronize(int(s)),
+        "getDeviceProperties": properties,
         "memGetInfo": lambda: (DEVICE_MEMORY, DEVICE_MEMORY), "runtimeGetVersion": lambda: _VERSION,
         "driverGetVersion": lambda: _VERSION, "is_hip": False, "CUDARuntimeError": CUDADriverError,
         "deviceGetAttribute": lambda number, _: device_attribute(session.arch.name, int(number)),
@@ -293,13 +329,13 @@ def _cuda(host: Host) -> dict[str, Facade]:
     driver = Facade("cupy.cuda.driver", session, {"CUDADriverError": CUDADriverError})
     function = Facade("cupy.cuda.function", session, {"Module": OurModule, "Function": Function})
     names = {"Stream": Stream, "Event": OurEvent, "get_elapsed_time": elapsed, "Module": OurModule}
-    below = Facade("cupy.cuda.stream", session, {**names, "get_current_stream": lambda *_: stream})
+    below = Facade("cupy.cuda.stream", session, {**names, "get_current_stream": current})
     cuda = Facade("cupy.cuda", session, {
         **names, "Device": lambda device=None: _device(session, device), "runtime": runtime, "driver": driver,
-        "function": function, "stream": below, "get_current_stream": lambda *_: stream, "is_available": lambda: True,
+        "function": function, "stream": below, "get_current_stream": current, "is_available": lambda: True,
         "MemoryPointer": MemoryPointer, "UnownedMemory": UnownedMemory,
         "MemoryPool": lambda *_: _pool(session), "set_allocator": lambda *_: None,
-        "ExternalStream": lambda ptr, device_id=-1: _Stream(host),
+        "ExternalStream": lambda ptr, device_id=-1: _Stream(host, int(ptr)),
     })  # fmt: skip
     return {one.__name__: one for one in (cuda, runtime, driver, function, below)}
 

@@ -125,7 +125,10 @@ def _ffi_function(session: Session, compiled: Any) -> Any:
 
     def call(*args: Any) -> Any:
         values = [_claimed(a) for a in args]
-        return session.run(lambda stream: entry(stream, values))
+        current = session.streams.current  # what the library takes for the stream of its environment
+        around = tvm_ffi.use_raw_stream(tvm_ffi.device("cuda", 0), current) if current else contextlib.nullcontext()
+        with around:
+            return session.run(lambda stream: entry(stream, values))
 
     return tvm_ffi.convert(call)
 
@@ -137,7 +140,9 @@ def _claimed(arg: Any) -> Any:
     if isinstance(arg, tuple | list | tvm_ffi.Array):
         return tuple(_claimed(item) for item in arg)
     if not isinstance(arg, tvm_ffi.Tensor):
-        return ctypes.c_void_p(0) if type(arg).__name__ in ("CUstream", "VirtualStream") else arg
+        if type(arg).__name__ in ("CUstream", "cudaStream_t", "VirtualStream"):
+            return ctypes.c_void_p(int(getattr(arg, "cuda_stream", arg)))
+        return arg
     return tvm_ffi.from_dlpack(inner.on_cuda(dlpack.view(arg)))
 
 

@@ -160,15 +160,17 @@ def _launch_ex(config: int, kernel: int, args: int) -> int:
         known = ATTRIBUTES[item.id]
         if known:
             attributes[known[0]] = known[1](item.value)
-    return _enqueue(kernel, tuple(c.grid), tuple(c.block), args, c.smem, attributes)
+    return _enqueue(kernel, tuple(c.grid), tuple(c.block), args, c.smem, attributes, c.stream or 0)
 
 
 def _launch_plain(kernel: int, *rest: int) -> int:
     """grid x y z, block x y z, arguments, dynamic shared memory, stream."""
-    return _enqueue(kernel, rest[:3], rest[3:6], rest[6], rest[7], {})
+    return _enqueue(kernel, rest[:3], rest[3:6], rest[6], rest[7], {}, rest[8] or 0)
 
 
-def _enqueue(handle: int, grid: Any, block: Any, args: int, smem: int, attributes: dict[str, Any]) -> int:
+def _enqueue(
+    handle: int, grid: Any, block: Any, args: int, smem: int, attributes: dict[str, Any], on: int
+) -> int:
     kernel = _kernel(handle)
     head = entry(kernel.module.ptx, kernel.name)
     cluster = attributes.pop("cluster", None) or head.cluster or (1, 1, 1)
@@ -183,7 +185,7 @@ def _enqueue(handle: int, grid: Any, block: Any, args: int, smem: int, attribute
     attributes = {k: v for k, v in attributes.items() if v}
     if "cooperative" in attributes:
         _check_cooperative(kernel, grid, block, smem)
-    stream.enqueue(Launch(kernel.module, kernel.name, grid, block, bytes(params), smem, cluster, attributes))
+    stream.enqueue(Launch(kernel.module, kernel.name, grid, block, bytes(params), smem, cluster, attributes, on))
     return _SUCCESS
 
 

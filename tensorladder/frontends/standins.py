@@ -52,13 +52,15 @@ class Host:
 
     def launch(
         self, function: int, grid: Any, block: Any, args: Sequence[Any], smem: int = 0, cluster: Any = (1, 1, 1),
-        cooperative: bool = False,
+        cooperative: bool = False, stream: int | None = None,
     ) -> None:  # fmt: skip
-        """Launch a function; grid, block and cluster have one to three extents."""
+        """Launch a function; grid, block and cluster have one to three extents; stream: a handle, the current one."""
         x, y, z = extents(cluster)
         attributes = {"cooperative": True} if cooperative else {}
         pieces = [piece_of(arg) for arg in args]
-        self.modules.start(function, [*extents(grid), *extents(block)], int(smem), (x, y, z), attributes, pieces)
+        on = self.session.streams.current if stream is None else stream
+        sizes = [*extents(grid), *extents(block)]
+        self.modules.start(function, sizes, int(smem), (x, y, z), attributes, pieces, stream=on)
 
 
 def extents(given: Any) -> tuple[int, int, int]:

@@ -89,7 +89,7 @@ def _driver(session: Session) -> Any:
             self.get_device_capability = lambda *_: (major, minor)
             self.get_current_device = lambda: 0
             self.set_current_device = lambda _: None
-            self.get_current_stream = lambda *_: 0
+            self.get_current_stream = lambda *_: session.streams.current
 
         @classmethod
         def is_active(cls) -> bool:
@@ -209,9 +209,8 @@ def _launcher(session: Session, source: Any, metadata: Any) -> Callable[..., Non
             hook(launch_metadata)
         cluster = (ctas, 1, 1)
         block = (archs.WARP_SIZE * metadata.num_warps, 1, 1)
-        session.launch(
-            Launch(function.module, function.name, grid, block, params, metadata.shared, cluster, attributes)
-        )
+        smem, on = metadata.shared, int(stream)
+        session.launch(Launch(function.module, function.name, grid, block, params, smem, cluster, attributes, on))
         for hook in (leave,) if leave is not None else ():
             hook(launch_metadata)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,8 @@ from tensorladder.core.errors import MissingExtra, TensorladderError
 from tensorladder.core.findings import Finding, Report, Verdict
 from tensorladder.core.program import LaunchRecorder
 from tensorladder.measure.hazards import new_checker
-from tensorladder.zoo.case import WORDS, CaseInfo, build, catalog
+from tensorladder.zoo.case import WORDS, CaseInfo, build, catalog, enqueue
 
-_DEPENDENT = {"programmatic_stream_serialization": True}
 SECONDS = 60.0  # that a launch of a case may take
 _LINE = re.compile(r"[\w.]+\.(?:py|cu):\d+")
 
@@ -52,14 +51,13 @@ def check(info: CaseInfo, broken: bool, policy: str | None = None) -> Outcome:
     x, out = (device.memory.empty(name, WORDS, np.uint32) for name in ("x", "out"))
     x[:] = np.arange(WORDS) % 7
     out[:] = 0
-    stream = device.stream()
+    streams = [device.stream(), device.stream()]
     recorded = LaunchRecorder()
     try:
         build(info, broken)(recorded, x, out)
-        for number in range(info.case.launches):
-            for launch in recorded.launches:
-                stream.enqueue(replace(launch, attributes={**launch.attributes, **_DEPENDENT}) if number else launch)
-        stream.synchronize()
+        enqueue(info, broken, recorded.launches, streams)
+        for stream in streams:
+            stream.synchronize()
     except MissingExtra:
         raise
     except TensorladderError as stopped:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterator
+import importlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tensorladder.core.errors import MissingExtra, UsageError
-from tensorladder.core.program import Dim3, Program
+from tensorladder.core.program import Dim3, Launch, Program, Stream
 
 WORDS = 4096
 """32-bit words of each of a case's two arrays: its input (small numbers) and its output."""
 
 _ROOT = Path(__file__).parent
+_DEPENDENT = {"programmatic_stream_serialization": True}
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,8 @@ class Case:
     verdict: the broken one's, "error" or "review". language: "cutedsl" or "cuda". grid, block, cluster: of the launch;
     smem: dynamic shared memory in bytes. policy: under which its asynchronous effects happen. launches: how often the
     kernel is launched in a row, each but the first as a dependent of the one before (programmatic dependent launch).
-    repaired: what of the launch is another for the repaired twin, by field.
+    streams: the host's part is the function of the kernel's name in the class's file, called with the launch, two
+    streams and whether it is the broken twin. repaired: what of the launch is another for the repaired twin, by field.
     """
 
     name: str
@@ -42,6 +45,7 @@ class Case:
     verdict: str = "error"
     policy: str = "eager"
     launches: int = 1
+    streams: bool = False
     repaired: Any = field(default=None, hash=False)
 
     def launched(self, broken: bool) -> Case:
@@ -103,6 +107,18 @@ def _read(path: Path) -> Iterator[CaseInfo]:
             for call in node.value.elts:
                 assert isinstance(call, ast.Call)
                 yield CaseInfo(Case(**{str(k.arg): ast.literal_eval(k.value) for k in call.keywords}), path)
+
+
+def enqueue(info: CaseInfo, broken: bool, launches: Sequence[Launch], streams: Sequence[Stream]) -> None:
+    """What the host does with one twin's launches, on two streams."""
+    if info.case.streams:
+        module = importlib.import_module(f"tensorladder.zoo.{info.path.stem}")
+        getattr(module, info.kernel)(*launches, *streams, broken)
+        return
+    for number in range(info.case.launches):
+        for launch in launches:
+            attributes = {**launch.attributes, **_DEPENDENT} if number else launch.attributes
+            streams[0].enqueue(replace(launch, attributes=attributes))
 
 
 def build(info: CaseInfo, broken: bool) -> Program:

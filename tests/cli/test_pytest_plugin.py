@@ -165,6 +165,43 @@ def test_a_hazard_fails_a_test(pytester, monkeypatch):
     assert all(result["properties"]["target"].endswith(".py::test_with_a_race") for result in run["results"])
 
 
+STREAMS = """
+import pytest
+import torch
+
+X = torch.zeros(8, device="cuda")
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_side_stream(waits):
+    side = torch.cuda.Stream()
+    if waits:
+        side.wait_stream(torch.cuda.current_stream())
+    X.add_(1)
+    with side:
+        (side.wait_stream(torch.cuda.default_stream()) if waits else None), X.add_(1)
+
+def test_after_it():  # what the test before left running is not this one's
+    X.add_(1)
+"""
+
+
+def test_a_race_of_streams_fails_its_test_alone(pytester, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]), prepend=":")
+    pytester.makepyfile(STREAMS)
+    options = ("-p", "tensorladder.pytest_plugin", "-p", "no:xdist", "-v", "--vgpu", "sm_90a", "--vgpu-check")
+    done = pytester.runpytest_subprocess(*options)
+    assert done.ret == 1
+    done.stdout.fnmatch_lines(
+        [
+            "*::test_a_side_stream?True? PASSED*",
+            "*::test_a_side_stream?False? FAILED*",
+            "*::test_after_it PASSED*",
+            "error: race: aten.add_ on stream 2 *",
+            "3 tests: 2 passed, 1 failed; 0 launched kernels",
+        ]
+    )
+
+
 def test_known_hazards_do_not_count(pytester, monkeypatch):
     """Written by the process that pytest-xdist's workers report to; what is accepted is suppressed in SARIF."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]), prepend=":")

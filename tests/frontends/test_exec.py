@@ -104,8 +104,14 @@ def test_what_a_script_asks_of_torch(tmp_path):
         s, e = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         s.record(); e.record(); torch.cuda.synchronize()
         assert s.elapsed_time(e) > 0
-        with torch.cuda.stream(torch.cuda.Stream()):
-            assert torch.cuda.current_stream().cuda_stream == 0
+        side, first = torch.cuda.Stream(), torch.cuda.current_stream()
+        with torch.cuda.stream(side):
+            assert torch.cuda.current_stream() == side != first and side.__cuda_stream__() == (0, side.cuda_stream)
+        with side, torch.cuda.stream(None), torch.cuda.stream(torch.cuda.ExternalStream(side.cuda_stream)):
+            assert torch.cuda.current_stream().cuda_stream == side.cuda_stream
+        assert torch.cuda.current_stream() == torch.cuda.default_stream() == first and first.cuda_stream == 0
+        torch.cuda.set_stream(side); assert torch.cuda.current_stream() == side; torch.cuda.set_stream(first)
+        x.record_stream(side)
         try:
             x.numpy()
         except TypeError:

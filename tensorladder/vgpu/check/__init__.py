@@ -15,6 +15,8 @@ a device without one runs code that has no hooks at all.
 - `order`: order through memory itself, by fences, releases, acquires and their scopes. `widths`: waits on mbarriers
   whose scope is too narrow. `fences`, `maps`: proxy fences of global memory and of tensor maps.
 - `lanes`: lanes of one warp, which only bar.warp.sync orders.
+- `streams`: operations of several streams and of the host, by the events and waits of the host code. `footprints`,
+  `runs`: what a launch accessed, as runs of bytes.
 - `engine`: memory for all that, the findings of a run. `across`: conflicts between CTAs that different workers ran, and
   between launches that overlap.
   `words`: findings as a person reads them. `errors` and `hangs`: what stopped a run, as a finding.

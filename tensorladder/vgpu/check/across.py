@@ -64,7 +64,7 @@ def overlaps(watches: Sequence[Watch], runs: Sequence[Run]) -> Iterator[Conflict
         for one in (w for w in watches if w.run is later):
             for two in (w for w in watches if w.run in runs[:k]):
                 cells = {int(row[0]): int(row[2]) for row in two.global_rows()}
-                for start, end, _, early in one.global_rows().tolist():
+                for start, end, _, early, *_ in one.global_rows().tolist():
                     if early and cells.get(start):
                         count = (end - (start & ~15)) // 16 + 1
                         yield from _compared(one, two, start, _cells(early, count), _cells(cells[start], count))

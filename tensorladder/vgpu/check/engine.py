@@ -13,6 +13,8 @@ import numpy as np
 from tensorladder.core.errors import TensorladderError
 from tensorladder.core.findings import Finding, Report, Where, summarise
 from tensorladder.vgpu.check import layout as X
+from tensorladder.vgpu.check.footprints import footprint
+from tensorladder.vgpu.check.streams import Order
 from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.machine.native import checker
 from tensorladder.vgpu.machine.unit import Unit, Words
@@ -145,6 +147,7 @@ class Watch:
         for row, r in zip(rows, ranges, strict=False):
             cells = X.CELL * ((r.end - (r.start & ~15)) // 16 + 2)
             row[:3] = r.start, r.end, self._take(cells) if r.writable else 0
+            row[4] = np.iinfo(np.int64).max
             if r.writable and run.before is not None:
                 row[3] = self._take(cells)
         self._rows = rows
@@ -157,7 +160,8 @@ class Watch:
         return self._view(self.words[X.X_FINDINGS], X.FINDINGS * width).reshape(-1, width)[:count].copy()
 
     def global_rows(self) -> np.ndarray:
-        """(start, end, cells, cells of accesses before griddepcontrol.wait) of the allocations; 0: none."""
+        """(start, end, cells, cells of accesses before griddepcontrol.wait, lowest byte accessed, end of the bytes
+        accessed) of the allocations; cells 0: none."""
         return self._rows[: self.words[X.X_NRANGES]]
 
     def component(self, k: int) -> tuple[int, int, int, int]:
@@ -201,6 +205,7 @@ class Checker:
     def __init__(self, advice: bool = False) -> None:
         self._advice = advice
         self.findings: list[Finding] = []
+        self.order = Order(lambda finding: self.findings.append(finding))
         self._watches: list[Watch] = []
         self._waiting: tuple[Where, Where | None] | None = None
         self._absent: tuple[Where, Where, int] | None = None
@@ -231,6 +236,8 @@ class Checker:
             units = [w for w in done if w.run is run]
             if len(units) > 1:
                 self.findings += [finding_across(c) for c in conflicts(units)]
+            if run.work is not None:
+                self.order.accessed(run.work, footprint(units))
         self.findings += [finding_across(c) for c in overlaps(done, runs)]
         for watch in done:
             self.findings += findings_of(watch)

@@ -38,10 +38,10 @@ X_STRIDE = 136  # bytes from window to window
 X_WINDOW = 144  # bytes in a window
 X_UNIT = 152
 X_ORDERED = 160  # one scheduler runs all CTAs: clusters can synchronise through global memory
-# table of global allocations, sorted: (start, end, shadow, shadow of what comes before griddepcontrol.wait); shadow 0:
-# read-only
+# table of global allocations, sorted: (start, end, shadow, shadow of what comes before griddepcontrol.wait, lowest byte
+# accessed, end of the bytes accessed, both from the shadow's first byte); shadow 0: read-only
 X_RANGES = 168
-RANGE_BYTES = 32
+RANGE_BYTES = 48
 X_NRANGES = 176
 X_RANGE = 184  # the row that was hit last
 X_FINDINGS = 192  # F_ records

@@ -434,6 +434,10 @@ def touch_global(x, n, lanes, address, size, write, v, p, epoch, site):
     start = ld64(row) & ~15
     at_place(x, n, lanes, X.SPACE_GLOBAL, ld64(row), address - ld64(row), address + size - ld64(row))
     lo = address - start
+    if lo < ld64(row + 32):
+        st64(row + 32, lo)
+    if lo + size > ld64(row + 40):
+        st64(row + 40, lo + size)
     touch(x, x + X.X_ARENA, ld64(row + 16), lo, lo + size, write, v, p, epoch, site, 0)
     grid = ld64(x + X.X_GRID)
     if grid != 0 and clock_of(v, grid) == 0:

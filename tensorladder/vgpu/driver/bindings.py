@@ -22,10 +22,11 @@ from ...core import arch as archs
 from ...core.devicefacts import device_attribute
 from ...core.errors import Unsupported, UsageError
 from .modules import DriverError, Modules, listen_to_nvrtc
-from .session import DEVICE_MEMORY, TIMES_NOTE, HostRange, Session, Step
+from .session import DEVICE_MEMORY, TIMES_NOTE, Graph, HostRange, Session
 
 _VERSION = 13000
 _POISON = 0xFF
+_PINNED = "pinned memory"
 
 
 class Memory:
@@ -35,12 +36,12 @@ class Memory:
         self._session = session
         self._blocks: dict[int, _Block] = {}
 
-    def allocate(self, size: int) -> int:
-        """Address of a fresh block at a 256-byte boundary."""
+    def allocate(self, size: int, name: str = "driver memory") -> int:
+        """Address of a fresh block at a 256-byte boundary; name: what messages call it."""
         block = _Block(np.full(max(int(size), 1) + 256, _POISON, np.uint8))
         address = -(-block.array.ctypes.data // 256) * 256
         self._blocks[address] = block
-        self._session.track(block, HostRange("driver memory", address, int(size)))
+        self._session.track(block, HostRange(name, address, int(size)))
         return address
 
     def free(self, address: Any) -> None:
@@ -56,12 +57,40 @@ class _Block:
         self.array = array
 
 
-def _copy(session: Session) -> Callable[..., None]:
-    def copy(target: Any, source: Any, size: int, *_: Any) -> None:
+def _copy(session: Session, name: str, at: int | None) -> Callable[..., None]:
+    """A copy; at: which argument behind the size is its stream, None: it is not asynchronous."""
+
+    def copy(target: Any, source: Any, size: int, *rest: Any) -> None:
         to, whence = _address(target), _address(source)
-        _do(session, lambda: ctypes.memmove(to, whence, int(size)), target, source)
+        stream = _stream(rest, at)
+
+        def work() -> None:
+            ctypes.memmove(to, whence, int(size))
+            if session.order is None:
+                return
+            places = [session.at(where) for where in (whence, to)]
+            # what is not the device's is the host's own business
+            reads, writes = ([(where, int(size))] if p else [] for p, where in zip(places, (whence, to)))
+            session.streams.accessed(stream, name, reads, writes)
+            if _waits_for_copy(at is None, *places):
+                session.streams.synchronize(stream)
+
+        _do(session, work, target, source)
 
     return copy
+
+
+def _waits_for_copy(blocking: bool, source: HostRange | None, target: HostRange | None) -> bool:
+    """Whether the host waits for a copy ("API synchronization behavior" of the runtime's reference): where it is not
+    asynchronous, unless from device to device memory; and for one to memory that is not pinned."""
+    if blocking:
+        return not all(place is not None and place.name != _PINNED for place in (source, target))
+    return target is None
+
+
+def _stream(rest: tuple[Any, ...], at: int | None) -> int:
+    """The stream among a call's last arguments, the default one where it is left out."""
+    return int(rest[at] or 0) if at is not None and len(rest) > at else 0
 
 
 def _do(session: Session, work: Callable[[], Any], *keep: Any) -> None:
@@ -84,12 +113,21 @@ def _address(pointer: Any) -> int:
         return np.frombuffer(pointer, np.uint8).ctypes.data
 
 
-def _fill(session: Session, width: int) -> Callable[..., None]:
-    def fill(target: Any, value: int, count: int, *_: Any) -> None:
-        block = (ctypes.c_uint8 * (width * int(count))).from_address(int(target))
+def _fill(session: Session, name: str, width: int, at: int | None) -> Callable[..., None]:
+    """A memset of words; at: as of `_copy`, though the host waits for none of them."""
+
+    def fill(target: Any, value: int, count: int, *rest: Any) -> None:
+        size = width * int(count)
+        block = (ctypes.c_uint8 * size).from_address(int(target))
         array = np.frombuffer(memoryview(block), f"u{width}")
         word = int(value) & ((1 << 8 * width) - 1)
-        _do(session, lambda: array.fill(word))
+        stream = _stream(rest, at)
+
+        def work() -> None:
+            array.fill(word)
+            session.streams.accessed(stream, name, writes=[(int(target), size)])
+
+        _do(session, work)
 
     return fill
 
@@ -99,7 +137,7 @@ def _nothing(*_: Any) -> None:
 
 
 class Events:
-    """Events are handles to points on the wall clock."""
+    """Events are handles to points on the wall clock, and in the streams' work."""
 
     def __init__(self, session: Session):
         self._session = session
@@ -109,8 +147,20 @@ class Events:
     def create(self, *_: Any) -> int:
         return next(self._next)
 
-    def record(self, event: Any, *_: Any) -> None:
+    def record(self, event: Any, stream: Any = 0, *_: Any) -> None:
         self._times[int(event)] = time.perf_counter()
+        self._session.streams.record(int(event), int(stream or 0))
+
+    def wait(self, stream: Any, event: Any, *_: Any) -> None:
+        """A stream waits for an event."""
+        self._session.streams.wait(int(stream or 0), int(event))
+
+    def synchronize(self, event: Any) -> None:
+        """The host waits for an event, or sees that it has come."""
+        self._session.streams.synchronize_event(int(event))
+
+    def destroy(self, event: Any) -> None:
+        self._session.streams.forget_event(int(event))
 
     def elapsed(self, start: Any, end: Any) -> float:
         """Milliseconds."""
@@ -123,16 +173,16 @@ class _Graphs:
 
     def __init__(self, session: Session):
         self._session = session
-        self._graphs: dict[int, list[Step]] = {}
+        self._graphs: dict[int, Graph] = {}
         self._next = itertools.count(1)
-        self._capture: contextlib.AbstractContextManager[list[Step]] | None = None
-        self._steps: list[Step] = []
+        self._capture: contextlib.AbstractContextManager[Graph] | None = None
+        self._graph = Graph()
 
-    def begin(self, *_: Any) -> None:
+    def begin(self, stream: Any = 0, *_: Any) -> None:
         if self._capture is not None:
             raise DriverError("CUDA_ERROR_ILLEGAL_STATE")
-        self._capture = self._session.capture()
-        self._steps = self._capture.__enter__()
+        self._capture = self._session.capture(int(stream or 0))
+        self._graph = self._capture.__enter__()
 
     def end(self, *_: Any) -> int:
         """The captured graph."""
@@ -140,21 +190,21 @@ class _Graphs:
             raise DriverError("CUDA_ERROR_ILLEGAL_STATE")
         self._capture.__exit__(None, None, None)
         self._capture = None
-        return self._add(self._steps)
+        return self._add(self._graph)
 
     def copy(self, graph: Any, *_: Any) -> int:
         """A handle of its own for a graph: cloned, or instantiated."""
-        return self._add(self._steps_of(graph))
+        return self._add(self._graph_of(graph))
 
-    def launch(self, graph: Any, *_: Any) -> None:
-        self._session.replay(self._steps_of(graph))
+    def launch(self, graph: Any, stream: Any = 0, *_: Any) -> None:
+        self._session.replay(self._graph_of(graph), int(stream or 0))
 
-    def _add(self, steps: list[Step]) -> int:
+    def _add(self, graph: Graph) -> int:
         number = next(self._next)
-        self._graphs[number] = list(steps)
+        self._graphs[number] = Graph(graph.origin, list(graph.steps))
         return number
 
-    def _steps_of(self, graph: Any) -> list[Step]:
+    def _graph_of(self, graph: Any) -> Graph:
         if int(graph) not in self._graphs:
             raise DriverError("CUDA_ERROR_INVALID_HANDLE")
         return self._graphs[int(graph)]
@@ -179,15 +229,12 @@ class _Host:
 
 Table = dict[str, Callable[..., Any]]
 _DRIVER_QUIET = (
-    "cuInit", "cuCtxSetCurrent", "cuCtxPushCurrent", "cuCtxSynchronize", "cuCtxDestroy", "cuEventSynchronize",
-    "cuEventDestroy", "cuEventQuery", "cuDevicePrimaryCtxRelease", "cuStreamDestroy", "cuStreamSynchronize",
-    "cuStreamQuery", "cuStreamWaitEvent", "cuGraphDestroy", "cuGraphExecDestroy", "cuGraphUpload",
-    "cuCtxSetCacheConfig", "cuFuncSetCacheConfig",
+    "cuInit", "cuCtxSetCurrent", "cuCtxPushCurrent", "cuCtxDestroy", "cuDevicePrimaryCtxRelease", "cuStreamDestroy",
+    "cuGraphDestroy", "cuGraphExecDestroy", "cuGraphUpload", "cuCtxSetCacheConfig", "cuFuncSetCacheConfig",
 )  # fmt: skip
 _RUNTIME_QUIET = (
-    "cudaSetDevice", "cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaStreamDestroy", "cudaStreamQuery",
-    "cudaEventSynchronize", "cudaEventDestroy", "cudaEventQuery", "cudaStreamWaitEvent", "cudaGraphDestroy",
-    "cudaGraphExecDestroy", "cudaGraphUpload", "cudaDeviceReset", "cudaSetDeviceFlags", "cudaInitDevice",
+    "cudaSetDevice", "cudaStreamDestroy", "cudaGraphDestroy", "cudaGraphExecDestroy", "cudaGraphUpload",
+    "cudaDeviceReset", "cudaSetDeviceFlags", "cudaInitDevice",
 )  # fmt: skip
 _ALLOCATIONS = {  # call -> what frees it
     "cuMemAlloc": "cuMemFree", "cuMemAllocAsync": "cuMemFreeAsync", "cuMemAllocManaged": "cuMemFree",
@@ -199,12 +246,34 @@ _ALLOCATIONS = {  # call -> what frees it
 _POINTERS = ("cuMemAlloc", "cuMemAllocAsync", "cuMemAllocManaged")
 
 
+def _waits(host: _Host, prefix: str, whole: str) -> Table:
+    """The calls of an API that wait, or ask whether something is over; whole: what synchronises with the device."""
+    session, events = host.session, host.events
+
+    def synchronize(stream: Any = 0, *_: Any) -> None:
+        session.streams.synchronize(int(stream or 0))
+
+    return {
+        f"{prefix}{whole}Synchronize": lambda *_: session.streams.synchronize(),
+        f"{prefix}StreamSynchronize": synchronize,
+        f"{prefix}StreamQuery": synchronize,
+        f"{prefix}StreamWaitEvent": events.wait,
+        f"{prefix}EventRecord": events.record,
+        f"{prefix}EventRecordWithFlags": events.record,
+        f"{prefix}EventSynchronize": events.synchronize,
+        f"{prefix}EventQuery": events.synchronize,
+        f"{prefix}EventDestroy": events.destroy,
+        f"{prefix}EventElapsedTime": events.elapsed,
+    }
+
+
 def _allocations(host: _Host, prefix: str, pointer: Callable[[int], Any]) -> Table:
     table: Table = {}
     for name, free in _ALLOCATIONS.items():
         if name.startswith(prefix):
             wrap = pointer if name in _POINTERS else int
-            table[name] = lambda size, *_, wrap=wrap: wrap(host.memory.allocate(size))
+            kind = _PINNED if "Host" in name else "driver memory"
+            table[name] = lambda size, *_, wrap=wrap, kind=kind: wrap(host.memory.allocate(size, kind))
             table[free] = lambda address, *_: host.memory.free(address)
     return table
 
@@ -215,9 +284,13 @@ def _driver(driver: ModuleType, host: _Host) -> Table:
     table: Table = dict.fromkeys(_DRIVER_QUIET, _nothing)
     contexts = ("cuCtxCreate", "cuCtxGetCurrent", "cuCtxPopCurrent", "cuDevicePrimaryCtxRetain")
     table |= {name: lambda *_: context for name in contexts}
-    copies = ("cuMemcpy", "cuMemcpyHtoD", "cuMemcpyDtoH", "cuMemcpyDtoD")
-    table |= {name + tail: _copy(session) for name in copies for tail in ("", "Async")}
-    table |= {f"cuMemsetD{8 * w}{tail}": _fill(session, w) for w in (1, 2, 4) for tail in ("", "Async")}
+    tails: tuple[tuple[str, int | None], ...] = (("", None), ("Async", 0))  # where the stream is
+    for name in ("cuMemcpy", "cuMemcpyHtoD", "cuMemcpyDtoH", "cuMemcpyDtoD"):
+        table |= {name + tail: _copy(session, name + tail, at) for tail, at in tails}
+    for width in (1, 2, 4):
+        name = f"cuMemsetD{8 * width}"
+        table |= {name + tail: _fill(session, name + tail, width, at) for tail, at in tails}
+    table |= _waits(host, "cu", "Ctx")
     table |= _allocations(host, "cuM", driver.CUdeviceptr)
     capturing = driver.CUstreamCaptureStatus
     return table | {
@@ -231,11 +304,9 @@ def _driver(driver: ModuleType, host: _Host) -> Table:
         "cuDeviceGetAttribute": host.attribute,
         "cuGetErrorName": lambda error: driver.CUresult(error).name.encode(),
         "cuGetErrorString": lambda error: driver.CUresult(error).name.encode(),
-        "cuStreamCreate": lambda *_: driver.CUstream(0),
-        "cuStreamCreateWithPriority": lambda *_: driver.CUstream(0),
+        "cuStreamCreate": lambda flags=0, *_: driver.CUstream(session.streams.create(not int(flags) & 1)),
+        "cuStreamCreateWithPriority": lambda flags=0, *_: driver.CUstream(session.streams.create(not int(flags) & 1)),
         "cuEventCreate": lambda *_: driver.CUevent(events.create()),
-        "cuEventRecord": events.record,
-        "cuEventElapsedTime": events.elapsed,
         "cuMemHostGetDevicePointer": lambda pointer, *_: driver.CUdeviceptr(int(pointer)),
         "cuModuleLoadData": lambda image: driver.CUmodule(modules.load(image)),
         "cuModuleLoadDataEx": lambda image, *_: driver.CUmodule(modules.load(image)),
@@ -267,13 +338,17 @@ def _driver(driver: ModuleType, host: _Host) -> Table:
 
 def _runtime(runtime: ModuleType, host: _Host) -> Table:
     session, events, graphs = host.session, host.events, host.graphs
+    at: int | None
     table: Table = dict.fromkeys(_RUNTIME_QUIET, _nothing)
-    table |= dict.fromkeys(("cudaMemcpy", "cudaMemcpyAsync"), _copy(session))
-    table |= {name: _fill(session, 1) for name in ("cudaMemset", "cudaMemsetAsync")}
-    table |= _allocations(host, "cuda", int)
+    for tail, at in (("", None), ("Async", 1)):  # the kind of copy stands before the stream
+        table[f"cudaMemcpy{tail}"] = _copy(session, f"cudaMemcpy{tail}", at)
+    for tail, at in (("", None), ("Async", 0)):
+        table[f"cudaMemset{tail}"] = _fill(session, f"cudaMemset{tail}", 1, at)
+    table |= _allocations(host, "cuda", int) | _waits(host, "cuda", "Device")
     capturing = runtime.cudaStreamCaptureStatus
     streams = ("cudaStreamCreate", "cudaStreamCreateWithFlags", "cudaStreamCreateWithPriority")
-    table |= {name: lambda *_: runtime.cudaStream_t(0) for name in streams}
+    made = lambda flags=0, *_: runtime.cudaStream_t(session.streams.create(not int(flags) & 1))  # noqa: E731
+    table |= dict.fromkeys(streams, made)
     lasts = ("cudaGetLastError", "cudaPeekAtLastError")
     return table | dict.fromkeys(lasts, _nothing) | {
         "cudaGetDevice": lambda: 0,
@@ -286,8 +361,6 @@ def _runtime(runtime: ModuleType, host: _Host) -> Table:
         "cudaHostGetDevicePointer": lambda pointer, *_: int(pointer),
         "cudaEventCreate": lambda: runtime.cudaEvent_t(events.create()),
         "cudaEventCreateWithFlags": lambda _: runtime.cudaEvent_t(events.create()),
-        "cudaEventRecord": events.record,
-        "cudaEventElapsedTime": events.elapsed,
         "cudaStreamBeginCapture": graphs.begin,
         "cudaStreamEndCapture": lambda *_: runtime.cudaGraph_t(graphs.end()),
         "cudaStreamIsCapturing": lambda *_: capturing(int(session.capturing)),

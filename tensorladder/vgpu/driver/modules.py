@@ -140,7 +140,8 @@ class Modules:
         """cuLaunchKernel: grid and block (three numbers each), dynamic shared memory, stream, parameters, extra."""
         sizes, smem = [int(n) for n in rest[:6]], int(rest[6])
         attributes = {"cooperative": True} if cooperative else {}
-        self.start(function, sizes, smem, (1, 1, 1), attributes, rest[8], rest[9] if len(rest) > 9 else None)
+        extra = rest[9] if len(rest) > 9 else None
+        self.start(function, sizes, smem, (1, 1, 1), attributes, rest[8], extra, int(rest[7] or 0))
 
     def launch_ex(self, config: Any, function: Any, params: Any, extra: Any = None) -> None:
         """cuLaunchKernelEx."""
@@ -159,11 +160,13 @@ class Modules:
                 attributes |= {_FLAGS[name]: True} if value else {}
             elif name.removeprefix("CU_LAUNCH_ATTRIBUTE_") not in _HINTS:
                 self._session.refuse(f"launch attribute {name}")
-        self.start(function, sizes, int(config.sharedMemBytes), cluster, attributes, params, extra)
+        stream = int(config.hStream)
+        self.start(function, sizes, int(config.sharedMemBytes), cluster, attributes, params, extra, stream)
 
     def start(self, function: Any, sizes: Sequence[int], smem: int, cluster: tuple[int, int, int],
-              attributes: dict[str, bool], params: Any, extra: Any = None) -> None:  # fmt: skip
-        """Launch a function: grid and block in `sizes`; params as cuda.bindings takes them, or bytes for each."""
+              attributes: dict[str, bool], params: Any, extra: Any = None, stream: int = 0) -> None:  # fmt: skip
+        """Launch a function on a stream, by handle: grid and block in `sizes`; params as cuda.bindings takes them, or
+        bytes for each."""
         found = self._find(function, _Function)
         if extra is not None and not (isinstance(extra, int) and extra == 0):
             self._session.refuse("cuLaunchKernel's extra")
@@ -171,8 +174,9 @@ class Modules:
             raise DriverError("CUDA_ERROR_INVALID_VALUE")
         block = _packed(_kernels(found.module.ptx)[found.name].params, params, found.name)
         grid, threads = (sizes[0], sizes[1], sizes[2]), (sizes[3], sizes[4], sizes[5])
+        launch = Launch(found.module, found.name, grid, threads, block, smem, cluster, attributes, stream)
         try:
-            self._session.launch(Launch(found.module, found.name, grid, threads, block, smem, cluster, attributes))
+            self._session.launch(launch)
         except CooperativeTooLarge:
             raise DriverError("CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE") from None
 

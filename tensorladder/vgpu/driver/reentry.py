@@ -64,8 +64,12 @@ def _backward(session: Session, mode: OnHost) -> list[Point]:
             return original_apply(node, *gradients)
 
     def engine(*args: Any, **kwargs: Any) -> Any:
+        """The engine runs each node on the stream of its forward operation and orders them by itself."""
+        session.streams.barrier()
         with entered(mode):
-            return original_engine(*args, **kwargs)
+            result = original_engine(*args, **kwargs)
+        session.streams.barrier()
+        return result
 
     return [
         (backward, "saved_tensors", property(saved_tensors)),

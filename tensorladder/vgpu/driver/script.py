@@ -13,7 +13,7 @@ from typing import Any
 
 from ...core.arch import find
 from ...core.errors import TensorladderError, Unsupported, UsageError
-from ...core.program import Stream
+from ...core.program import Launch, Stream
 from .bindings import driver_facade
 from .gaps import gap_of, line_in
 from .session import HostRange, Session
@@ -72,7 +72,8 @@ def attached(
 
     timeout: seconds that a launch may take.
     """
-    session = Session(find(arch), stream_factory or _device_streams(arch, policy, seed, checker, timeout, breakpoints))
+    streams = stream_factory or _device_streams(arch, policy, seed, checker, timeout, breakpoints)
+    session = Session(find(arch), streams, order=None if checker is None else checker.order)
     with contextlib.ExitStack() as stack:
         if importlib.util.find_spec("torch"):
             from .torch_facade import torch_facade
@@ -133,16 +134,23 @@ class _ScriptStream:
     """
 
     def __init__(self, device: Any, ranges: list[HostRange]):
+        self._device = device
         self._memory = device.memory
         self._before = list(self._memory.ranges)
         for r in ranges:
             self._memory.add_range(r.address, r.address + r.size, r.name, True, r.shape, r.strides, r.itemsize, r.owner)
         self._mine = {r.start for r in self._memory.ranges} - {r.start for r in self._before}
-        self._stream = device.stream()
-        self.enqueue = self._stream.enqueue
+        self._launches: list[Launch] = []
+        self._works: list[Any] = []
+
+    def enqueue(self, launch: Launch) -> None:
+        self._launches.append(launch)
+        if self._device.order is not None:
+            self._works.append(self._device.begin(launch, launch.stream))
 
     def synchronize(self) -> None:
+        """Run what was enqueued; the script's own host does not wait for it by that."""
         try:
-            self._stream.synchronize()
+            self._device.run_stream(self._launches, self._works)
         finally:  # variables of modules that were loaded meanwhile stay
             self._memory.ranges = [r for r in self._memory.ranges if r.start not in self._mine]

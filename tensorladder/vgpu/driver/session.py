@@ -18,6 +18,8 @@ from typing import Any, NoReturn
 from ...core.arch import Arch
 from ...core.errors import TensorladderError, Unsupported, UsageError
 from ...core.program import Launch, LaunchRecorder, Stream
+from ..machine.arena import Memory
+from .streams import Streams
 
 DEVICE_MEMORY = 80 << 30
 """Bytes that the device says it has."""
@@ -45,12 +47,35 @@ Step = Launch | Callable[[], None]
 
 
 @dataclass
+class Graph:
+    """Captured work, in the order in which it was enqueued. origin: the stream that was captured first."""
+
+    origin: int = 0
+    steps: list[Step] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """A stream whose launches are on the streams of the checker's order; at: which, by the one that a launch names."""
+
+    stream: Stream
+    at: Callable[[int], int]
+
+    def enqueue(self, launch: Launch) -> None:
+        self.stream.enqueue(replace(launch, stream=self.at(launch.stream)))
+
+    def synchronize(self) -> None:
+        self.stream.synchronize()
+
+
+@dataclass
 class Session:
     """arch: what the script sees. new_stream(ranges): a stream on which launches may touch the given host memory.
 
     tensor_types: classes of arrays on the device that a facade added. failure is the first error of a launch, kept
     because foreign code between it and the top may turn it into another; incomplete the first thing that is not
-    modelled, kept because a script may catch it and go on. launches counts those that were run.
+    modelled, kept because a script may catch it and go on. launches counts those that were run. order: a checker's, of
+    streams (check.streams).
     """
 
     arch: Arch
@@ -60,10 +85,23 @@ class Session:
     incomplete: Unsupported | None = None
     launches: int = 0
     tensor_types: tuple[type, ...] = ()
+    order: Any = None
     _tracked: dict[int, tuple[weakref.ref[Any], HostRange]] = field(default_factory=dict)
     _notes: set[str] = field(default_factory=set)
-    _captured: list[Step] | None = None
+    _captured: Graph | None = None
     _held: list[Any] | None = None
+
+    def __post_init__(self) -> None:
+        self.streams = Streams(self, self.order)
+        if self.order is not None:
+            self.order.place = self._place
+
+    def _place(self, address: int) -> str:
+        """What lies at an address, in words."""
+        memory, r = Memory(), self.at(address)
+        if r is not None:
+            memory.add_range(r.address, r.address + r.size, r.name, True, r.shape, r.strides, r.itemsize, r.owner)
+        return memory.describe(address, 1)
 
     @property
     def capturing(self) -> bool:
@@ -71,11 +109,11 @@ class Session:
         return self._captured is not None
 
     @contextlib.contextmanager
-    def capture(self) -> Iterator[list[Step]]:
-        """While this lasts, what host functions enqueue is appended to the list and does not run."""
+    def capture(self, origin: int = 0) -> Iterator[Graph]:
+        """While this lasts, what host functions enqueue is appended to the graph and does not run."""
         if self._captured is not None:
             raise UsageError("a graph is being captured already")
-        self._captured = []
+        self._captured = Graph(origin)
         try:
             yield self._captured
         finally:
@@ -84,22 +122,23 @@ class Session:
     def record(self, step: Callable[[], None]) -> None:
         """Append work that is no launch to the graph that is captured."""
         assert self._captured is not None
-        self._captured.append(step)
+        self._captured.steps.append(step)
 
     def launch(self, launch: Launch) -> None:
         """Run one launch, or record it where a graph is captured."""
         self.run(lambda stream: stream.enqueue(launch))
 
-    def replay(self, steps: Sequence[Step]) -> None:
-        """Run captured work, in order, on the memory that it names. Neighbouring launches run together."""
-        for _, group in itertools.groupby(steps, lambda step: isinstance(step, Launch)):
-            neighbours = list(group)
-            launches = [step for step in neighbours if isinstance(step, Launch)]
-            if launches:
-                self._run_all(launches)
-            for step in neighbours:
-                if not isinstance(step, Launch):
-                    step()
+    def replay(self, graph: Graph, stream: int = 0) -> None:
+        """Run captured work on a stream, in order, on the memory that it names. Neighbouring launches run together."""
+        with self.streams.replaying(id(graph), graph.origin, stream):
+            for _, group in itertools.groupby(graph.steps, lambda step: isinstance(step, Launch)):
+                neighbours = list(group)
+                launches = [step for step in neighbours if isinstance(step, Launch)]
+                if launches:
+                    self._run_all(launches)
+                for step in neighbours:
+                    if not isinstance(step, Launch):
+                        step()
 
     def _run_all(self, launches: Sequence[Launch]) -> None:
         def enqueue(stream: Stream) -> None:
@@ -125,12 +164,12 @@ class Session:
         if self._captured is not None:
             recorder = LaunchRecorder()
             result = enqueue(recorder)
-            self._captured += recorder.launches
+            self._captured.steps += recorder.launches
             return result
         stream = self.new_stream([*self.ranges(), *(extra or [])])
         start = time.perf_counter()
         try:
-            result = enqueue(stream)
+            result = enqueue(stream if self.order is None else _Placed(stream, self.streams.at))
             self.launches += 1
             stream.synchronize()
         except TensorladderError as error:
@@ -148,15 +187,26 @@ class Session:
         Of several ranges for one owner the first that has a shape is kept.
         """
         key = id(owner)
+
+        def gone(_: Any) -> None:
+            _, range_ = self._tracked.pop(key, (None, None))
+            if self.order is not None and range_ is not None:
+                self.order.forget(range_.address, range_.address + range_.size)
+
         if self._held is not None:
             self._held.append(owner)
         known = self._tracked.get(key)
         if range_.size and (known is None or (known[1].shape is None and range_.shape is not None)):
-            self._tracked[key] = (weakref.ref(owner, lambda _: self._tracked.pop(key, None)), range_)
+            self._tracked[key] = (weakref.ref(owner, gone), range_)
 
     def tracks(self, owner: Any) -> bool:
         """Whether this is an owner of device memory."""
         return id(owner) in self._tracked
+
+    def at(self, address: int) -> HostRange | None:
+        """The device memory at an address."""
+        known = (r for _, r in list(self._tracked.values()))
+        return next((r for r in known if r.address <= address < r.address + r.size), None)
 
     def ranges(self) -> list[HostRange]:
         """The device memory that is alive now, with its owner held."""

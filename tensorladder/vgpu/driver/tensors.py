@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from . import scaled
@@ -67,7 +67,14 @@ class CudaTensor(torch.Tensor):
 
     def cpu(self, *_: Any, **__: Any) -> torch.Tensor:
         """A copy: on a GPU the host's tensor does not see what later kernels write."""
-        return plain(self).clone()
+        copy = plain(self).clone()
+        for mode in _get_current_function_mode_stack():
+            if isinstance(mode, OnHost):
+                mode.host_waits()
+        return copy
+
+    def record_stream(self, _: Any) -> None:
+        """Memory is given back when nobody holds it any more, and no stream is late."""
 
     def numpy(self, *_: Any, **__: Any) -> Any:
         raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first.")
@@ -158,6 +165,7 @@ class OnHost(TorchFunctionMode):
         """
         if func.__name__ in _WAITS:
             raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+        stream = self._session.streams.current
         inputs = [plain(x) for x in tree_leaves((args, kwargs)) if isinstance(x, CudaTensor)]
         homes = {id(x.untyped_storage()): x.untyped_storage() for x in inputs}
         before = [(home, home.clone()) for home in homes.values()]
@@ -168,7 +176,7 @@ class OnHost(TorchFunctionMode):
         fresh = [id(x.untyped_storage()) not in homes for x in outputs]
 
         def again() -> None:
-            with torch.no_grad():
+            with torch.no_grad(), self._session.streams.using(stream):
                 given = [plain(x) for x in tree_leaves(func(*args, **kwargs)) if isinstance(x, torch.Tensor)]
                 for output, new, made in zip(outputs, given, fresh):
                     if made:
@@ -179,7 +187,10 @@ class OnHost(TorchFunctionMode):
 
     def _answered(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if func in self._moves:
-            return self._seen(self._moves[func](*args, **kwargs))
+            moved = self._seen(self._moves[func](*args, **kwargs))
+            if isinstance(moved, CudaTensor) != isinstance(args[0], CudaTensor) and not _not_blocking(args, kwargs):
+                self.host_waits()
+            return moved
         kwargs.pop("pin_memory", None)
         named = "device" in kwargs
         wanted = claims_cuda(kwargs["device"]) if named else None
@@ -188,31 +199,65 @@ class OnHost(TorchFunctionMode):
         result = func(*args, **kwargs)
         if func == _GRADIENT and isinstance(args[0], CudaTensor):  # torch leaves the subclass off here
             return _as_cuda(result)
+        name = getattr(func, "__name__", "")
         if wanted:
             result = _as_cuda(result)
         elif named and kwargs["device"] is not None and isinstance(result, CudaTensor):
             result = plain(result)
-        elif self.default_is_cuda and not named and getattr(func, "__name__", "") in _FACTORIES:
+        elif self.default_is_cuda and not named and name in _FACTORIES:
             result = _as_cuda(result)
-        if isinstance(result, CudaTensor) and getattr(func, "__name__", "") in _UNWRITTEN:
+        if isinstance(result, CudaTensor) and name in _UNWRITTEN:
             _poison(result)
-        return self._seen(result)
+        result = self._seen(result, name)
+        if self._session.order is not None and self._is_waited_for(name, args, kwargs, result):
+            self.host_waits()
+        return result
+
+    def _is_waited_for(self, name: str, args: Any, kwargs: dict[str, Any], result: Any) -> bool:
+        """Whether the host waits for an operation, since it copies between host and device."""
+        if name in _FROM_HOST:
+            return isinstance(result, CudaTensor)
+        if name == "copy_" and not _not_blocking(args, kwargs):
+            source = args[1] if len(args) > 1 else kwargs.get("src")
+            return isinstance(args[0], CudaTensor) != isinstance(source, CudaTensor)
+        if name == "tolist" and isinstance(args[0], CudaTensor):
+            streams = self._session.streams
+            streams.accessed(streams.current, "tolist", [_extent(args[0])])
+            return True
+        return False
+
+    def host_waits(self) -> None:
+        """The host waits for the current stream."""
+        streams = self._session.streams
+        streams.synchronize(streams.current)
 
     def claim(self, tensor: torch.Tensor) -> Any:
         """A plain tensor that torch made of device tensors, as one of the device."""
         return tensor if isinstance(tensor, CudaTensor) else self._seen(_as_cuda(tensor))
 
-    def _seen(self, result: Any) -> Any:
-        """Remember the memory of device tensors: launches may touch it while it lives."""
+    def _seen(self, result: Any, name: str = "") -> Any:
+        """Remember the memory of device tensors: launches may touch it while it lives. name: what made it, if known."""
         if isinstance(result, CudaTensor):
-            if not self._session.tracks(plain(result).untyped_storage()):
+            fresh = not self._session.tracks(plain(result).untyped_storage())
+            if fresh:
                 _settle(result)
             self._track(result)
+            if fresh:
+                self._written(result, name)
         elif isinstance(result, tuple | list):
             for item in result:
                 if isinstance(item, CudaTensor):
+                    fresh = not self._session.tracks(plain(item).untyped_storage())
                     self._track(item)
+                    if fresh:
+                        self._written(item, name)
         return result
+
+    def _written(self, fresh: CudaTensor, name: str) -> None:
+        """What made a tensor wrote it, on the current stream."""
+        if self._session.order is not None and name not in _UNWRITTEN:
+            streams = self._session.streams
+            streams.accessed(streams.current, name or "a copy", writes=[_extent(fresh)])
 
     def _track(self, tensor: CudaTensor) -> None:
         self._session.track(plain(tensor).untyped_storage(), _memory_of(plain(tensor)))
@@ -275,6 +320,19 @@ def _memory_of(tensor: torch.Tensor) -> HostRange:
     return HostRange(name, storage.data_ptr(), storage.nbytes(), tuple(tensor.shape), strides, size)
 
 
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """Address and size of a tensor's memory."""
+    storage = plain(tensor).untyped_storage()
+    return storage.data_ptr(), storage.nbytes()
+
+
+def _not_blocking(args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether a copy between host and device is one that the host does not wait for."""
+    return bool(kwargs.get("non_blocking")) or any(arg is True for arg in args[1:])
+
+
+#: what makes a tensor from the host's values, by a copy that the host waits for
+_FROM_HOST = {"tensor", "as_tensor", "asarray"}
 _FACTORIES = {
     "empty", "zeros", "ones", "full", "rand", "randn", "randint", "randperm", "arange", "linspace", "eye", "tensor",
     "empty_strided",

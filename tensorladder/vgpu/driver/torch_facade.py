@@ -10,54 +10,89 @@ import contextlib
 import itertools
 import time
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from . import reentry
-from .session import DEVICE_MEMORY, TIMES_NOTE, Session, Step
+from .session import DEVICE_MEMORY, TIMES_NOTE, Graph, Session
 from .tensors import CudaTensor, OnHost, claims_cuda
+from .torch_accesses import Accesses
 
 
-class VirtualStream:
-    """A CUDA stream. Work is done by the time a host function returns: waiting is never needed."""
+def _stream(session: Session) -> tuple[type, type]:
+    """torch.cuda.Stream and torch.cuda.ExternalStream: streams that do not wait for the default one."""
+    streams = session.streams
 
-    cuda_stream = 0
-    device = torch.device("cuda", 0)
+    class VirtualStream:
+        """A CUDA stream. Its work is done by the time a call returns: what waits for it orders, and takes no time."""
 
-    def __init__(self, *_: Any, **__: Any):
-        pass
+        device = torch.device("cuda", 0)
+        device_index, device_type, priority = 0, 1, 0
 
-    def synchronize(self) -> None:
-        pass
+        def __init__(self, device: Any = None, priority: int = 0, *, stream_id: int | None = None, **_: Any):
+            self.cuda_stream = streams.create(blocking=False) if stream_id is None else stream_id
+            self.priority = priority
 
-    def wait_stream(self, _: Any) -> None:
-        pass
+        @property
+        def stream_id(self) -> int:
+            return self.cuda_stream
 
-    def wait_event(self, _: Any) -> None:
-        pass
+        def synchronize(self) -> None:
+            streams.synchronize(self.cuda_stream)
 
-    def record_event(self, event: Any = None) -> Any:
-        event = event or torch.cuda.Event()
-        event.record()
-        return event
+        def wait_stream(self, other: Any) -> None:
+            streams.wait_stream(self.cuda_stream, other.cuda_stream)
 
-    def query(self) -> bool:
-        return True
+        def wait_event(self, event: Any) -> None:
+            event.wait(self)
 
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return (0, 0)
+        def record_event(self, event: Any = None) -> Any:
+            event = event or torch.cuda.Event()
+            event.record(self)
+            return event
 
-    def __enter__(self) -> VirtualStream:
-        return self
+        def query(self) -> bool:
+            self.synchronize()
+            return True
 
-    def __exit__(self, *_: Any) -> None:
-        pass
+        def __cuda_stream__(self) -> tuple[int, int]:
+            return (0, self.cuda_stream)
+
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, VirtualStream) and other.cuda_stream == self.cuda_stream
+
+        def __hash__(self) -> int:
+            return hash(self.cuda_stream)
+
+        def __repr__(self) -> str:
+            return f"<torch.cuda.Stream device=cuda:0 cuda_stream={self.cuda_stream:#x}>"
+
+        def __enter__(self) -> Any:
+            self._left = [*getattr(self, "_left", []), streams.current]
+            streams.use(self.cuda_stream)
+            return self
+
+        def __exit__(self, *_: Any) -> None:
+            streams.use(self._left.pop())
+
+    class ExternalStream(VirtualStream):
+        """A stream by the handle that another library has for it."""
+
+        def __init__(self, stream_ptr: int, device: Any = None, **_: Any):
+            super().__init__(stream_id=int(stream_ptr))
+
+    return VirtualStream, ExternalStream
 
 
 def _event(session: Session) -> type:
     handles = itertools.count(1)
+    streams = session.streams
+
+    def handle(stream: Any) -> int:
+        return streams.current if stream is None else stream.cuda_stream
 
     class VirtualEvent:
         """A CUDA event on the clock of the emulation."""
@@ -65,17 +100,24 @@ def _event(session: Session) -> type:
         def __init__(self, *_: Any, **__: Any):
             self._at = 0.0
             self.cuda_event = next(handles)
+            weakref.finalize(self, streams.forget_event, self._key)
 
-        def record(self, _: Any = None) -> None:
+        @property
+        def _key(self) -> tuple[str, int]:
+            return ("torch", self.cuda_event)
+
+        def record(self, stream: Any = None) -> None:
             self._at = time.perf_counter()
+            streams.record(self._key, handle(stream))
 
         def synchronize(self) -> None:
-            pass
+            streams.synchronize_event(self._key)
 
-        def wait(self, _: Any = None) -> None:
-            pass
+        def wait(self, stream: Any = None) -> None:
+            streams.wait(handle(stream), self._key)
 
         def query(self) -> bool:
+            self.synchronize()
             return True
 
         def elapsed_time(self, other: Any) -> float:
@@ -123,12 +165,12 @@ def _graph(session: Session) -> tuple[type, type]:
         """A graph of launches and of torch's own operations on device tensors."""
 
         def __init__(self, *_: Any, **__: Any):
-            self._steps: list[Step] = []
-            self._capture: contextlib.AbstractContextManager[list[Step]] | None = None
+            self._graph = Graph()
+            self._capture: contextlib.AbstractContextManager[Graph] | None = None
 
         def capture_begin(self, *_: Any, **__: Any) -> None:
-            self._capture = session.capture()
-            self._steps = self._capture.__enter__()
+            self._capture = session.capture(session.streams.current)
+            self._graph = self._capture.__enter__()
 
         def capture_end(self) -> None:
             if self._capture is None:
@@ -137,10 +179,10 @@ def _graph(session: Session) -> tuple[type, type]:
             self._capture = None
 
         def replay(self) -> None:
-            session.replay(self._steps)
+            session.replay(self._graph, session.streams.current)
 
         def reset(self) -> None:
-            self._steps = []
+            self._graph = Graph()
 
         def pool(self) -> tuple[int, int]:
             return (0, 0)
@@ -148,14 +190,18 @@ def _graph(session: Session) -> tuple[type, type]:
     class graph:
         """The context manager around a capture."""
 
-        def __init__(self, cuda_graph: Any, *_: Any, **__: Any):
+        def __init__(self, cuda_graph: Any, pool: Any = None, stream: Any = None, **_: Any):
             self._graph = cuda_graph
+            self._stream = torch.cuda.stream(stream or torch.cuda.Stream())
 
         def __enter__(self) -> None:
+            torch.cuda.synchronize()
+            self._stream.__enter__()
             self._graph.capture_begin()
 
         def __exit__(self, *_: Any) -> None:
             self._graph.capture_end()
+            self._stream.__exit__(None, None, None)
 
     return VirtualGraph, graph
 
@@ -198,10 +244,12 @@ def _nothing() -> Callable[..., None]:
 
 def _answers(session: Session) -> dict[str, Any]:
     """Attribute of torch.cuda -> what it is in a script."""
-    stream = VirtualStream()
+    streams = session.streams
+    kind, external = _stream(session)
+    default = kind(stream_id=0)
     graphs = _graph(session)
-    quiet = ("synchronize", "set_device", "init", "_lazy_init", "empty_cache", "reset_peak_memory_stats",
-             "reset_max_memory_allocated", "set_stream", "ipc_collect")  # fmt: skip
+    quiet = ("set_device", "init", "_lazy_init", "empty_cache", "reset_peak_memory_stats",
+             "reset_max_memory_allocated", "ipc_collect")  # fmt: skip
     sizes = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
     seed = torch.default_generator.manual_seed  # not torch.manual_seed, which seeds torch.cuda in turn
     seeds = {"manual_seed": seed, "manual_seed_all": seed, "seed": torch.default_generator.seed}
@@ -214,12 +262,14 @@ def _answers(session: Session) -> dict[str, Any]:
         "is_bf16_supported": lambda *_, **__: session.arch.compute_capability >= (8, 0),
         "device_count": lambda: 1,
         "current_device": lambda: 0,
-        "current_stream": lambda *_: stream,
-        "default_stream": lambda *_: stream,
-        "Stream": VirtualStream,
-        "ExternalStream": VirtualStream,
+        "synchronize": lambda *_: streams.synchronize(),
+        "current_stream": lambda *_: kind(stream_id=streams.current),
+        "default_stream": lambda *_: default,
+        "set_stream": lambda stream: streams.use(stream.cuda_stream),
+        "Stream": kind,
+        "ExternalStream": external,
         "Event": _event(session),
-        "stream": lambda _: contextlib.nullcontext(),
+        "stream": lambda stream: contextlib.nullcontext() if stream is None else streams.using(stream.cuda_stream),
         "device": VirtualDevice,
         "get_device_name": lambda *_: _name(session),
         "get_device_capability": lambda *_: session.arch.compute_capability,
@@ -258,8 +308,9 @@ def torch_facade(session: Session) -> Iterator[None]:
         setattr(owner, name, new)
     overwrite = torch.__future__.get_overwrite_module_params_on_conversion()
     torch.__future__.set_overwrite_module_params_on_conversion(True)  # Module.cuda() then takes the new tensors
+    accesses = contextlib.nullcontext() if session.order is None else Accesses(session)
     try:
-        with mode:
+        with mode, accesses:
             yield
     finally:
         torch.__future__.set_overwrite_module_params_on_conversion(overwrite)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from math import prod
 from typing import Any, Protocol
 
@@ -13,6 +16,7 @@ import numpy as np
 
 from tensorladder.core import arch as archs
 from tensorladder.core.errors import MissingExtra, UsageError
+from tensorladder.core.findings import Where
 from tensorladder.core.program import Launch
 from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.machine.arena import Memory
@@ -22,6 +26,7 @@ from tensorladder.vgpu.machine.unit import Unit
 
 #: launch attribute: need not wait for the end of the launch before
 _DEPENDENT = "programmatic_stream_serialization"
+_HANDLES = itertools.count(0x7E57_0000_0000, 0x100)
 POLICIES = {"eager": L.POLICY_EAGER, "lazy": L.POLICY_LAZY, "random": L.POLICY_RANDOM, "timed": L.POLICY_TIMED}
 
 
@@ -33,28 +38,88 @@ def parse_policy(text: str) -> tuple[int, int]:
     return POLICIES[name], int(seed or 0)
 
 
+def _follows(launch: Launch, before: Launch) -> bool:
+    """Whether a launch is a dependent one of that before it."""
+    return bool(launch.attributes.get(_DEPENDENT)) and launch.stream == before.stream
+
+
+class Event:
+    """A point in a stream's work, which other streams and the host can wait for (cudaEventRecord)."""
+
+    def __init__(self, stream: Stream, clock: Any):
+        self._stream, self._clock = stream, clock
+
+    def synchronize(self) -> None:
+        """Run the work before it, and let the host wait for that."""
+        self._stream.flush()
+        if self._stream.device.order is not None:
+            self._stream.device.order.synchronize(self._clock)
+
+
 class Stream:
-    """Launches in order; they run at `synchronize`."""
+    """Launches in order; they run at `synchronize`, or when what waits for them runs.
+
+    Launches of two streams of a device are concurrent unless an event or the host orders them: a device with a checker
+    takes them so.
+    """
 
     def __init__(self, device: Device):
         self.device = device
         self.pending: list[Launch] = []
+        self._works: list[Any] = []
+        self.handle = device._new_handle(self) if device.order is not None else 0
 
     def enqueue(self, launch: Launch) -> None:
         """Remember a launch."""
         self.pending.append(launch)
+        if self.device.order is not None:
+            self._works.append(self.device.begin(launch, self.handle, later=True))
 
     def synchronize(self) -> None:
         """Run what was enqueued. Raises KernelError or Unsupported for the first launch that fails."""
+        order = self.device.order
+        if order is not None and all(order.alone(work) for work in self._works):
+            for work in self._works:
+                order.drop(work)
+            self._works = []
+        try:
+            self.flush()
+        finally:
+            if order is not None:
+                order.synchronize(order.record(self.handle))
+
+    def flush(self) -> None:
+        """Run what was enqueued; the host does not wait for it."""
         pending, self.pending = self.pending, []
-        self.device.run_stream(pending)
+        works, self._works = self._works, []
+        try:
+            self.device.run_stream(pending, works)
+        finally:
+            for work in works:
+                self.device.order.drop(work)
+
+    def record(self) -> Event:
+        """An event after all that was enqueued so far."""
+        order = self.device.order
+        return Event(self, None if order is None else order.record(self.handle))
+
+    def wait(self, event: Event) -> None:
+        """What is enqueued from now on comes after the event (cudaStreamWaitEvent). Runs what it waits for."""
+        self.flush()
+        event._stream.flush()
+        if self.device.order is not None:
+            self.device.order.wait(self.handle, event._clock)
 
 
 class Checker(Protocol):
-    """A hazard checker as launches see it (check.engine). entry: address of the function that is told of events."""
+    """A hazard checker as launches see it (check.engine). entry: address of the function that is told of events. order:
+    what streams and events order (check.streams)."""
 
     @property
     def entry(self) -> int: ...
+
+    @property
+    def order(self) -> Any: ...
 
     def watch(self, run: Run, unit: Unit) -> int:
         """Address of what it keeps about a unit, which is about to run."""
@@ -123,6 +188,11 @@ class Device:
             raise UsageError(f"sm_count={sm_count!r}: a positive number of SMs is wanted")
         self.sm_count = sm_count or self.arch.limits.sm_count
         self.memory = Memory()
+        self.order: Any = None if checker is None else checker.order
+        if self.order is not None:
+            self.order.synchronize()  # with what other devices under this checker have run
+            self.order.place = lambda address: self.memory.describe(address, 1)
+        self._free_handles: list[int] = []
         self.output: Callable[[str], None] = lambda text: print(text, end="")
         self.seconds = 0.0  # of launches so far
         self.events: list = []  # of the checked variant
@@ -137,27 +207,58 @@ class Device:
         """A new stream."""
         return Stream(self)
 
+    def _new_handle(self, stream: Stream) -> int:
+        """A handle for a stream, given back when that goes."""
+        if self._free_handles:
+            handle = self._free_handles.pop()
+        else:
+            handle = next(_HANDLES)
+            self.order.create(handle, blocking=False)
+        weakref.finalize(stream, self._free_handles.append, handle)
+        return handle
+
+    def begin(self, launch: Launch, stream: int, later: bool = False) -> Any:
+        """A launch as an operation of a stream, for the checker."""
+        from tensorladder.vgpu.debug.text import short
+
+        return self.order.begin(stream, f"kernel {short(launch.kernel)}", partial(self._where, launch), later)
+
+    def _where(self, launch: Launch, site: int) -> Where:
+        """The place in a kernel of an instruction, by number."""
+        compiled = self._compile(launch)[1]
+        lines = compiled.low.lines
+        text, ptx, file, row, _ = lines[site] if site < len(lines) else ("", 0, 0, 0, 0)
+        file = compiled.files.get(file) or None
+        return Where(text, file, (row or None) if file else None, ptx or None, compiled.low.name, space="global")
+
     def run(self, launch: Launch) -> None:
         """Run one launch to its end."""
-        self.run_stream([launch])
+        stream = self.stream()
+        stream.enqueue(launch)
+        stream.synchronize()
 
-    def run_stream(self, launches: Sequence[Launch]) -> None:
-        """Run launches of one stream in order.
+    def run_stream(self, launches: Sequence[Launch], works: Sequence[Any] = ()) -> None:
+        """Run launches of one stream in order. works: what each is for the checker's `order`, where its accesses are to
+        be compared with other streams'.
 
         One with the attribute "programmatic_stream_serialization" may start when all CTAs of the launch before it have
         executed griddepcontrol.launch_dependents or exited (PTX ISA, "griddepcontrol"); under the eager policy all of
         them start when the launch before is complete.
         """
         waiting = list(launches)
+        known = iter(works)
         if self.breakpoints is not None:
             self.breakpoints.found_in([self._compile(launch)[1] for launch in waiting])
         while waiting:
             chain = [self._compile(waiting.pop(0))]
             # a kernel that never triggers is complete when its dependents may start
-            while waiting and chain[-1][1].low.triggers and waiting[0].attributes.get(_DEPENDENT):
+            while waiting and chain[-1][1].low.triggers and _follows(waiting[0], chain[-1][0]):
                 chain.append(self._compile(waiting.pop(0)))
             start = time.perf_counter()
-            run_all(self, [Run(self, launch, compiled, len(chain) > 1) for launch, compiled in chain])
+            runs = [Run(self, launch, compiled, len(chain) > 1) for launch, compiled in chain]
+            for run in runs:
+                run.work = next(known, None)
+            run_all(self, runs)
             self.seconds += time.perf_counter() - start
 
     def _compile(self, launch: Launch):

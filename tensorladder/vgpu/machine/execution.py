@@ -73,6 +73,7 @@ class Run:
         self.ordered = together or compiled.low.ordered
         self.units: list[Unit] = []
         self.before: Run | None = None
+        self.work: Any = None  # what it is among its device's streams (check.streams)
         self.keep: list = []
         device._launches += 1
         self.words = w = Words(L.L_BYTES)

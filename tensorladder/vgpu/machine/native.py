@@ -27,7 +27,7 @@ MODULES = ("memory", "atomics", "lanes", "warps", "barriers", "calls", "mbarrier
            "remote_issue", "tmem", "tcgen05_issue", "issue", "launches", "hooks", "registers", "shadows", "scheduler",
            "tcmma_issue", "wgmma_issue")  # fmt: skip
 #: the same for the hazard checker, a library of its own that the runtime calls by address (hooks.observe)
-CHECK_MODULES = ("events",)
+CHECK_MODULES = ("events", "runs")
 
 #: what compiled code may call besides: memset and friends, mathematical functions, conversions of half floats
 _LIBRARIES = ("libc.so.6", "libm.so.6", "libgcc_s.so.1")

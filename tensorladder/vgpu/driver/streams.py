@@ -1,0 +1,163 @@
+"""CUDA streams and events as a script names them: handles, the current one, and what they order where that is checked.
+
+Work runs when a call returns, on whatever stream it is, which is one of the orders that a GPU may choose. With a hazard
+checker the rest of them is looked at as well: every launch, copy and wait is told to its `order` (check.streams).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .session import Session
+
+LEGACY, PER_THREAD = 0, 2
+_LEGACY_TOO = 1  # cudaStreamLegacy
+Extent = tuple[int, int]
+"""Bytes of memory: address and size."""
+
+
+#: pieces of memory of one strided array, beyond which its accesses are not followed
+_MOST_PIECES = 1 << 16
+
+
+def pieces(address: int, shape: Sequence[int], strides: Sequence[int], size: int) -> list[Extent]:
+    """The memory of an array's elements of `size` bytes, neighbouring ones together; strides in bytes, none negative.
+    None where there are too many pieces."""
+    axes = sorted((step, n) for n, step in zip(shape, strides, strict=True) if n != 1 and step)
+    if 0 in shape or (axes and axes[0][0] < 0):
+        return []
+    while axes and axes[0][0] == size:
+        size *= axes.pop(0)[1]
+    if prod(n for _, n in axes) > _MOST_PIECES:
+        return []
+    places = itertools.product(*(range(0, step * n, step) for step, n in axes))
+    return [(address + sum(place), size) for place in places]
+
+
+class Streams:
+    """The streams of one session. order: what the checker knows of them, None without one."""
+
+    def __init__(self, session: Session, order: Any = None):
+        self._session, self.order = session, order
+        self._handles = itertools.count(0x5700_0000, 0x100)
+        self._names: dict[int, str] = {}
+        self._events: dict[Any, Any] = {}
+        self._local = threading.local()
+        self._branches: dict[int, int] | None = None  # while a graph is replayed: its streams -> those of the replay
+        self._replay: tuple[int, int, Any] = (0, 0, None)  # graph, stream, what came before the replay
+
+    # ------------------------------------------------------------ handles
+    def create(self, blocking: bool = True) -> int:
+        """A new stream's handle. blocking: it and the legacy default stream wait for each other."""
+        handle = next(self._handles)
+        if self.order is not None:
+            self.order.create(handle, blocking)
+        return handle
+
+    @property
+    def current(self) -> int:
+        """The stream of this thread that a library launches on."""
+        return getattr(self._local, "current", LEGACY)
+
+    def use(self, stream: int) -> None:
+        """Make a stream this thread's current one."""
+        self._local.current = stream
+
+    @contextlib.contextmanager
+    def using(self, stream: int) -> Iterator[None]:
+        """A stream is the current one while this lasts."""
+        before = self.current
+        self.use(stream)
+        try:
+            yield
+        finally:
+            self.use(before)
+
+    def at(self, stream: int) -> int:
+        """The stream that work is on which the script enqueued, or captured, on `stream`."""
+        stream = LEGACY if stream == _LEGACY_TOO else stream
+        if self._branches is None:
+            return stream
+        if stream not in self._branches:
+            graph, launched_on, before = self._replay
+            branch = self._branches[stream] = hash((graph, stream, launched_on)) | 1 << 62
+            self.order.branch(branch, before, f"a branch of a graph on {self.order.name(launched_on)}")
+        return self._branches[stream]
+
+    # ------------------------------------------------------------ order
+    def _told(self, step: Callable[[], None]) -> None:
+        """Tell the order something, now or at each replay of the graph that is captured."""
+        if self.order is None:
+            return
+        if self._session.capturing:
+            self._session.record(step)
+        else:
+            step()
+
+    def record(self, event: Any, stream: int) -> None:
+        """An event is recorded on a stream; event: what it is known by."""
+
+        def step() -> None:
+            self._events[event] = self.order.record(self.at(stream))
+
+        self._told(step)
+
+    def wait(self, stream: int, event: Any) -> None:
+        """A stream waits for an event; for one that was never recorded there is nothing to wait for."""
+        self._told(lambda: self.order.wait(self.at(stream), self._events.get(event, {})))
+
+    def wait_stream(self, stream: int, other: int) -> None:
+        """A stream waits for all that another one has to do now."""
+        self._told(lambda: self.order.wait(self.at(stream), self.order.record(self.at(other))))
+
+    def forget_event(self, event: Any) -> None:
+        """An event is no more."""
+        self._events.pop(event, None)
+
+    def synchronize_event(self, event: Any) -> None:
+        """The host waits for an event, or sees that it has come."""
+        if self.order is not None and not self._session.capturing:
+            self.order.synchronize(self._events.get(event, {}))
+
+    def synchronize(self, stream: int | None = None) -> None:
+        """The host waits for a stream, without one for the device."""
+        if self.order is not None and not self._session.capturing:
+            self.order.synchronize(None if stream is None else self.order.record(self.at(stream)))
+
+    def barrier(self) -> None:
+        """All work so far comes before all that follows."""
+        if self.order is not None:
+            self.order.synchronize()
+
+    # ------------------------------------------------------------ work
+    def accessed(self, stream: int, what: str, reads: Sequence[Extent] = (), writes: Sequence[Extent] = ()) -> None:
+        """Work of a stream that is no launch: bytes that it reads and writes. Not while a graph is captured."""
+        if self.order is None or self._session.capturing:
+            return
+        from ..check.footprints import footprint_of
+
+        footprint = footprint_of(reads, writes)
+        if footprint:
+            self.order.accessed(self.order.begin(self.at(stream), what), footprint)
+
+    @contextlib.contextmanager
+    def replaying(self, graph: int, origin: int, stream: int) -> Iterator[None]:
+        """While this lasts, work of a graph runs: what was captured on its first stream is on `stream`, other streams
+        are branches, which are over when the graph is."""
+        if self.order is None:
+            yield
+            return
+        self._replay = graph, stream, self.order.record(stream)
+        self._branches = {origin: stream, LEGACY: stream}
+        try:
+            yield
+        finally:
+            branches, self._branches = self._branches, None
+            for branch in branches.values():
+                self.order.wait(stream, self.order.record(branch))
