@@ -125,6 +125,16 @@ def test_rows_of_wgmma_that_nobody_wrote_may_be_thrown_away() -> None:
     assert errors(check(WGMMA.format(threads=1) + "@%p3 st.global.f32 [%rd1], %f0;", block=128)) == {"uninitialised"}
 
 
+def test_waiting_for_accumulators_that_may_be_in_flight_uses_none() -> None:
+    """What is put in before they are written anew (codegen.in_flight), on the first way round too, when nobody has."""
+    wait = "wgmma.wait_group.sync.aligned 0;"
+    turn = f"@%p4 bra ON; {wait} ON: add.u32 %r21, %r21, 1; setp.lt.u32 %p3, %r21, 2; @%p3 bra AGAIN; {wait}"
+    body = WGMMA.format(threads=128).replace(wait, turn)
+    start = "mov.u32 %r21, 0; setp.ne.u32 %p4, 0, 0; AGAIN: mov.f32 %f0, 0f00000000; wgmma.fence"
+    report = check(body.replace("wgmma.fence", start) + "@%p3 st.global.f32 [%rd1], %f3;", block=128)
+    assert not errors(report), "\n".join(map(str, report.findings))
+
+
 def test_a_lane_that_takes_from_an_absent_one() -> None:
     """The ISA leaves undefined what shfl.sync gives then: an error when it is used, and the shuffle's."""
     part = "and.b32 %r20, %r0, 16; setp.ne.u32 %p2, %r20, 0; @%p2 exit; mov.u32 %r5, %r0;"

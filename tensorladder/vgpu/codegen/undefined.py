@@ -20,6 +20,7 @@ from dataclasses import replace
 from tensorladder.vgpu.codegen import carry, table
 from tensorladder.vgpu.codegen.carry import READ_CARRY
 from tensorladder.vgpu.codegen.emit import Emitter, ivec
+from tensorladder.vgpu.codegen.in_flight import SETTLE
 from tensorladder.vgpu.codegen.value_forms import (
     ACROSS,
     access_of,
@@ -123,7 +124,7 @@ class Undefined:
             self._must(e, t.pred, BRANCH)
         if t.op == "brx":
             self._must(e, t.operands[0], BRANCH)
-        elif t.op not in ("bra", "ret", "exit", "trap"):
+        elif t.op not in ("bra", "ret", "exit", "trap") and t.mods != (SETTLE,):  # that one only waits for registers
             for o in t.operands[table.results(t) :]:
                 self._must(e, o, OPERAND)
 
