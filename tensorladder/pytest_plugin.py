@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -30,6 +30,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--vgpu-baseline", metavar="F.json", help="known hazards, which do not count")
     group.addoption("--vgpu-write-baseline", metavar="F.json", help="accept the hazards that are found, from now on")
     group.addoption("--vgpu-sarif", metavar="F.sarif", help="hazards as SARIF, for code scanning")
+    group.addoption("--vgpu-break", metavar="WHERE[@WHEN]", action="append", help="stop the first warp that comes to a "
+                    "line, show what the machine holds, and end the run: as --break of tensorladder exec")  # fmt: skip
+    group.addoption("--vgpu-dump", metavar="smem:ADDR:BYTES[:TYPE]", action="append", help="memory to show there too; "
+                    "or tmem:COLUMN:COLUMNS")  # fmt: skip
+    group.addoption("--vgpu-continue", metavar="N", type=int, help="show the first N hits and go on with the tests")
     group.addoption("--vgpu-timeout", metavar="SECONDS", type=float, help="stop a launch after this long")
 
 
@@ -41,11 +46,15 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     given = [f"--vgpu-{name.replace('_', '-')}" for name, path in files.items() if path is not None]
     if given and not (options.vgpu and options.vgpu_check):
         raise pytest.UsageError(f"{given[0]} is of hazards: give --vgpu ARCH and --vgpu-check")
+    stops = {name: getattr(options, f"vgpu_{name}") for name in ("break", "dump", "continue")}
+    asked = [f"--vgpu-{name}" for name, given in stops.items() if given is not None]
+    if asked and not options.vgpu:
+        raise pytest.UsageError(f"{asked[0]} is of kernels on the virtual GPU: give --vgpu ARCH")
     if options.vgpu:
         home = early_config.invocation_params.dir
         places = {name: None if path is None else str(home / path) for name, path in files.items()}
         early_config.stash[_KEY] = _Plugin(
-            options.vgpu, options.vgpu_async, options.vgpu_timeout, places if options.vgpu_check else None
+            options.vgpu, options.vgpu_async, options.vgpu_timeout, places if options.vgpu_check else None, stops
         )
 
 
@@ -63,11 +72,79 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         plugin.detach()
 
 
+class _Stops:
+    """Breakpoints of a test run, and what they showed: of this process and, with pytest-xdist, of its workers.
+
+    points: a vgpu.debug.Breakpoints, None without any.
+    """
+
+    def __init__(self, given: Mapping[str, Any]):
+        from tensorladder.measure.breakpoints import breakpoints
+
+        self._new: list[Any] = []
+        self.shown: list[tuple[str, str]] = []
+        self.points = breakpoints(
+            given["break"] or (), given["dump"] or (), given["continue"], self._new.append, whole=False
+        )
+
+    def leave(self, item: pytest.Item, report: pytest.TestReport) -> None:
+        """What a test's kernels met, with its report; a test that was stopped ends the run."""
+        if self.points is None:
+            return
+        new, self._new[:] = [(dump.record["break"], str(dump)) for dump in self._new], []
+        report.vgpu_stops = new  # type: ignore[attr-defined]
+        if self.points.stopped is not None and report.when == "call":
+            text = f"stopped at breakpoint {self.points.stopped.record['break']}"
+            report.outcome, report.longrepr = "failed", text
+            item.session.shouldstop = text
+
+    def take(self, report: pytest.TestReport) -> None:
+        self.shown += [(where, f"{report.nodeid}\n{dump}") for where, dump in getattr(report, "vgpu_stops", ())]
+
+    def lines(self, workers: bool) -> Iterator[str]:
+        """What was shown, and what was not; workers: the tests ran in other processes."""
+        if self.points is None:
+            return
+        yield from (dump for _, dump in self.shown)
+        wrong = None if workers else self.misplaced()
+        if wrong is not None:
+            yield wrong
+        elif not workers and self.points.stopped is None:
+            yield from map(_with_prefix, self.points.unmet())
+        elif workers:
+            met = {where for where, _ in self.shown}
+            texts = [point.text for point in self.points.points]
+            yield from (f"--vgpu-break {text}: stopped nothing" for text in texts if text not in met)
+
+    def misplaced(self) -> str | None:
+        """A breakpoint at a line that no kernel has, in words."""
+        from tensorladder.core.errors import UsageError
+
+        try:
+            if self.points is not None:
+                self.points.require_places()
+        except UsageError as error:
+            return _with_prefix(str(error))
+        return None
+
+
+def _with_prefix(text: str) -> str:
+    """A message with the options as they are called here."""
+    return re.sub(r"--(?=break|dump|continue)", "--vgpu-", text)
+
+
 class _Plugin:
     """The virtual GPU of a test run, and the count of what came of its tests."""
 
-    def __init__(self, arch: str, policy: str, timeout: float | None, check: Mapping[str, str | None] | None):
-        """check: the files of a check for hazards; None: without one."""
+    def __init__(
+        self,
+        arch: str,
+        policy: str,
+        timeout: float | None,
+        check: Mapping[str, str | None] | None,
+        stops: Mapping[str, Any],
+    ):
+        """check: the files of a check for hazards; None: without one. stops: the options of breakpoints."""
         from tensorladder.core.errors import TensorladderError
 
         self._stack = ExitStack()
@@ -80,9 +157,10 @@ class _Plugin:
         self.checker: Any = None
         self.files: Any = None
         try:
+            self.stops = _Stops(stops)
             self.session = self._attach(arch, policy, timeout, check)
         except TensorladderError as error:
-            raise pytest.UsageError(f"--vgpu: {error}") from None
+            raise pytest.UsageError(f"--vgpu: {_with_prefix(str(error))}") from None
         self.name = f"{self.session.arch.name}, {policy}{', hazards checked' if check else ''}"
 
     def _attach(self, arch: str, policy: str, timeout: float | None, check: Mapping[str, str | None] | None) -> Any:
@@ -95,8 +173,8 @@ class _Plugin:
 
         if check is not None:
             self.checker, self.files = new_checker(), HazardFiles(junit=None, prefix="--vgpu-", **check)
-        device = attached(find(arch).name, parse_policy(policy), checker=self.checker, timeout=timeout, hooks=hooks())
-        return self._stack.enter_context(device)
+        options = {"checker": self.checker, "breakpoints": self.stops.points, "timeout": timeout, "hooks": hooks()}
+        return self._stack.enter_context(attached(find(arch).name, parse_policy(policy), **options))
 
     def detach(self) -> None:
         self._stack.close()
@@ -130,6 +208,7 @@ class _Plugin:
             report.sections.append(("virtual GPU", str(self.session.failure)))
         if self.checker is not None and report.when == "call":
             self._judge(item, report)
+        self.stops.leave(item, report)
         return report
 
     def _judge(self, item: pytest.Item, report: pytest.TestReport) -> None:
@@ -183,6 +262,7 @@ class _Plugin:
             self.outcomes[word] += 1
             if word == "skipped" and isinstance(report.longrepr, tuple):
                 self.skipped[report.longrepr[2].removeprefix("Skipped: ")] += 1
+        self.stops.take(report)
         self.launched += bool(getattr(report, "vgpu_launches", 0))
         self.hazards.update(set(getattr(report, "vgpu_hazards", ())))
         if self.files is not None and hasattr(report, "vgpu_findings"):
@@ -199,6 +279,8 @@ class _Plugin:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         from tensorladder.core.errors import TensorladderError
 
+        if not _has_workers(session.config) and self.stops.misplaced() is not None:
+            session.exitstatus = pytest.ExitCode.USAGE_ERROR
         if self.files is None or hasattr(session.config, "workerinput"):
             return
         try:
@@ -221,12 +303,19 @@ class _Plugin:
                 write(f"{title}:")
                 for reason, count in reasons.most_common():
                     write(f"  {count:5} {reason}")
+        for line in self.stops.lines(_has_workers(terminalreporter.config)):
+            write(line)
         if self.accepted:
             write(f"hazards that the baseline accepts: {self.accepted}")
         if self.stale:
             write("no longer found, delete it from the baseline:")
             for line in self.stale:
                 write(f"  {line}")
+
+
+def _has_workers(config: pytest.Config) -> bool:
+    """Whether pytest-xdist runs the tests in other processes."""
+    return bool(getattr(config.option, "numprocesses", None) or getattr(config.option, "tx", None))
 
 
 def _on_one_line(finding: Any) -> str:

@@ -165,6 +165,50 @@ def test_a_hazard_fails_a_test(pytester, monkeypatch):
     assert all(result["properties"]["target"].endswith(".py::test_with_a_race") for result in run["results"])
 
 
+def test_a_breakpoint_ends_the_run_and_shows_the_machine(pytester, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]), prepend=":")
+    pytester.makepyfile(RACE + "\ndef test_without_a_kernel(): pass\n")
+    options = ("-p", "tensorladder.pytest_plugin", "-p", "no:xdist", "-v", "--vgpu", "sm_90a")
+    at = ("--vgpu-break", "turn.cu:5@warp=1", "--vgpu-dump", "smem:0x400:8")
+    done = pytester.runpytest_subprocess(*options, *at)
+    assert done.ret != 0
+    done.stdout.fnmatch_lines(
+        [
+            "*::test_with_a_race FAILED*",
+            "stopped at breakpoint turn.cu:5@warp=1",
+            "1 tests: 1 failed; 1 launched kernels",
+            "*::test_with_a_race",
+            "breakpoint turn.cu:5@warp=1: kernel turn, CTA 0,0,0, warp 1, all lanes, time 1",
+            "*smem:0x400:8: u32 from 0x400 on*",
+        ]
+    )
+    done = pytester.runpytest_subprocess(*options, *at, "--vgpu-continue", "9", "--vgpu-break", "turn.cu:900")
+    done.stdout.fnmatch_lines(
+        [
+            "3 tests: 3 passed; 2 launched kernels",
+            "*::test_with_a_race",
+            "breakpoint turn.cu:5@warp=1: *",
+            "*::test_with_a_barrier",
+            "breakpoint turn.cu:5@warp=1: *",
+            "--vgpu-break turn.cu:900: no instruction of turn stands there;*",
+        ]
+    )
+    assert done.ret == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--vgpu-break", "ptx:3"), "give --vgpu ARCH"),
+        (("--vgpu", "sm_90a", "--vgpu-break", "nowhere"), "--vgpu-break nowhere"),
+    ],
+)
+def test_breakpoints_that_cannot_be(pytester, monkeypatch, options, said):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]), prepend=":")
+    done = pytester.runpytest_subprocess("-p", "tensorladder.pytest_plugin", "-p", "no:xdist", *options)
+    assert done.ret == 4 and said in "\n".join(done.errlines)
+
+
 STREAMS = """
 import pytest
 import torch
