@@ -14,9 +14,10 @@ mutants of a rung are one module (zoo.mutate.schema), so the rung is compiled on
 from __future__ import annotations
 
 import argparse
-import collections
+import itertools
 import json
 import linecache
+import struct
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -24,28 +25,32 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.mutation_reasons import IDLE, SAME, by_construction, reason
+from benchmarks.mutation_reasons import by_construction
+from benchmarks.mutation_table import keep, line_of, row, summary
 from tensorladder.core.errors import TensorladderError, UsageError
 from tensorladder.core.findings import Finding, Verdict
-from tensorladder.core.program import Launch, Program, Stream
-from tensorladder.measure import bench
+from tensorladder.core.program import Launch, Module, Program, Stream
 from tensorladder.measure.hazards import new_checker
 from tensorladder.measure.run import Request, VirtualTarget, build, digest, judge, plan
-from tensorladder.rungs.rung import catalog, find
+from tensorladder.rungs.rung import catalog, default_config, find
 from tensorladder.vgpu.check import finding_of
 from tensorladder.zoo.mutate import Mutant, Schema, schema
 
-RESULTS = Path(__file__).parent / "results" / "mutation.jsonl"
 POLICIES = ("eager", "lazy", "random:1", "random:2", "random:3")
+#: besides, where what was found is for review and hangs on who comes first
+SEEDS = ("timed", *(f"random:{n}" for n in range(4, 16)))
+TIMELY = {"barrier-phase", "barrier-count"}
 TIMEOUT = 30.0
-#: the smallest that go twice round a rung's ring of stages, a CTA on to further tiles: shape, SMs
+#: the smallest that go twice round a rung's ring of stages, a CTA on to further tiles, ragged where that is a way of
+#: its own: shape, SMs
 SHAPES: dict[str, tuple[tuple[int, ...], int | None]] = {
     "a1-cluster-launch-control": ((256, 256, 16), 1),
     "a1-dependent-launch": ((32, 64, 32), None),
     "a1-grouped": ((4, 64, 64, 32), 1),
-    "a2-smem-pipeline": ((64, 64, 160), None),
+    "a2-smem-pipeline": ((64, 64, 416), None),
     "b2-warp-mma": ((128, 128, 224), None),
     "b5-tma": ((128, 128, 448), None),
+    "b6-colwise-scaling": ((128, 128, 224), None),
     "b7-warp-specialized": ((128, 128, 448), None),
     "b8-register-double-buffering": ((128, 128, 448), None),
     "b9-epilogue": ((128, 128, 224), None),
@@ -57,25 +62,49 @@ SHAPES: dict[str, tuple[tuple[int, ...], int | None]] = {
     "c5-ping-pong": ((768, 256, 448), 2),
     "c6-epilogue": ((384, 256, 448), 1),
     "c7-fused-ping-pong": ((768, 256, 448), 2),
-    "c8-split-k": ((64, 192, 1920), 2),
+    "c8-split-k": ((64, 256, 2816), 4),
     "c9-grouped": ((4, 512, 256, 448), 2),
     "d1-tcgen05": ((128, 128, 576), None),
     "d1-tcgen05-subtiles": ((128, 256, 576), None),
     "d2-warp-specialized": ((128, 256, 576), None),
     "d3-two-cta": ((256, 512, 832), None),
-    "d4-persistent": ((768, 256, 448), 2),
+    "d4-persistent": ((1024, 256, 448), 2),
     "d4-block-scaled": ((768, 256, 1792), 2),
-    "d5-epilogue": ((768, 256, 448), 2),
+    "d5-epilogue": ((1024, 256, 448), 2),
     "fused-dsa-split": ((4, 400, 8), 1),
-    "fused-dsa-wgmma": ((4, 400, 8), 1),
+    "fused-dsa-wgmma": ((4, 800, 13), 1),
+    "fused-dsa-tcgen05": ((4, 1000, 16), 8),
+    "fused-dsa-pipelined": ((4, 896, 14), 8),
+    "fused-topk-indexer-wgmma": ((3, 40, 2048), 2),
+    "fused-topk-indexer-tcgen05": ((3, 31, 1024), 1),
+    "v2-k-loop": ((128, 128, 256), None),
+    "v3-grid": ((256, 128, 256), None),
     "v4-tma": ((128, 128, 448), None),
     "v5-pipeline": ((128, 128, 320), None),
     "v6-persistent": ((256, 256, 320), 1),
     "v7-warp-specialized": ((256, 256, 576), 1),
-    "v8-two-cta": ((768, 256, 448), 2),
-    "v9-two-consumers": ((1024, 256, 576), 2),
+    "v8-two-cta": ((1024, 256, 448), 2),
+    "v9-two-consumers": ((2048, 256, 576), 2),
+    "cuda-b1-wmma": ((72, 56, 40), None),
+    "cuda-b1-wmma-smem": ((72, 56, 72), None),
+    "cuda-b1-wmma-vectorized": ((136, 136, 72), None),
+    "cuda-b2-vectorized-2d": ((128, 128, 288), None),
     "cuda-c1-wgmma": ((128, 128, 448), None),
     "cuda-d1-tcgen05": ((128, 128, 576), None),
+}
+#: shapes of the same PTX for what is not run at the first one, or right there: another remainder of an unrolled loop,
+#: more tiles
+ALSO: dict[str, tuple[int, ...]] = {
+    "c6-epilogue": (384, 256, 512),
+    "c7-fused-ping-pong": (768, 256, 512),
+    "c8-split-k": (64, 256, 3072),
+    "c9-grouped": (4, 512, 256, 512),
+}
+#: knobs that make a rung go where it seldom does
+KNOBS: dict[str, dict[str, Any]] = {
+    "c8-split-k": {"split": 2, "share": 2},  # multicast besides
+    "fused-dsa-pipelined": {"rise": 0.0},  # O is rescaled whenever a maximum moves
+    "fused-topk-indexer-wgmma": {"cluster": 2},  # of CTAs that choose together
 }
 #: a rung in another language at the shape of its twin
 TWINS = {"tirx-": ""}
@@ -107,9 +136,11 @@ class Subject:
 
     asked: Request
     program: Program
+    also: Subject | None = None  # at another shape
 
     def __post_init__(self) -> None:
-        self.schemas = {module.ptx: schema(module.ptx) for module in self.program.modules if module.ptx}
+        texts = (module.ptx for module in self.program.modules if module.ptx)
+        self.schemas: dict[str | None, Schema] = {text: schema(text) for text in texts}
         self.known: set[tuple[Any, ...]] = set()  # findings for review of the rung itself
         self.right: set[str] = set()  # digests of results that were judged right
 
@@ -118,13 +149,18 @@ class Subject:
             for mutant in made.mutants:
                 yield text, mutant
 
-    def run(self, policy: str, which: str | None = None, number: int = 0) -> tuple[tuple[Finding, ...], str]:
-        """(findings, "" or how the result is wrong) under one schedule."""
+    def run(
+        self, policy: str, which: str | None = None, number: int = 0, before: bool = False
+    ) -> tuple[tuple[Finding, ...], str]:
+        """(findings, "" or how the result is wrong) under one schedule. before: a launch that writes all arrays comes
+        before the rung's own, which may begin before its end."""
         checker = new_checker()
         asked = replace(self.asked, policy=policy)
         target = VirtualTarget(asked, checker)
         case = asked.info.problem.make(asked.shape, asked.dtype, asked.seed, target.allocate)
         stream = Mutated(target.device.stream(), self.schemas, which, number)
+        if before:
+            stream.stream.enqueue(writer(asked.arch, list(case.arrays.values())))
         wrong = ""
         try:
             self.program(stream, *case.arrays.values())
@@ -141,11 +177,14 @@ class Subject:
 
     def learn(self) -> None:
         """What is found in the rung itself; UsageError where that is an error."""
-        for policy in POLICIES:
-            findings, wrong = self.run(policy)
+        waits = any(depends(mutant) for _, mutant in self.mutants())
+        for policy, before in itertools.product(POLICIES, (False, True) if waits else (False,)):
+            findings, wrong = self.run(policy, before=before)
             if wrong or _has_error(findings):
                 raise UsageError(f"{self.asked.info.name} itself is not right under {policy}: {wrong} {findings}")
             self.known |= {f.key() for f in findings}
+        if self.also is not None:
+            self.also.learn()
 
     def reached(self, which: str | None, mutant: Mutant) -> bool:
         """Whether what is changed is executed at this shape."""
@@ -153,11 +192,21 @@ class Subject:
 
     def fate(self, which: str | None, mutant: Mutant) -> dict[str, Any]:
         """fate, and the kinds of what was found (of errors where there are any), and how the result was wrong."""
+        found = self.fate_here(which, mutant)
+        if self.also is None or by_construction(mutant.op, mutant.change) or found["fate"] not in ("right", "not run"):
+            return found
+        there = self.also.fate_here(which, mutant)
+        return found if there["fate"] == "not run" else there
+
+    def fate_here(self, which: str | None, mutant: Mutant) -> dict[str, Any]:
+        """`fate` at this shape alone."""
         seen: set[str] = set()
         wrong = ""
-        for policy in POLICIES[:2] if by_construction(mutant.op, mutant.change) else POLICIES:
+        for policy in POLICIES[:2] if by_construction(mutant.op, mutant.change) else (*POLICIES, *SEEDS):
+            if policy in SEEDS and not (seen & TIMELY):
+                break
             try:
-                findings, said = self.run(policy, which, mutant.number)
+                findings, said = self.run(policy, which, mutant.number, depends(mutant))
             except UsageError as refused:  # a launch or a module that cannot be run at all
                 return {"fate": "flagged", "kinds": ["launch"], "wrong": str(refused)}
             errors = {f.kind for f in findings if f.severity is Verdict.ERROR}
@@ -169,108 +218,73 @@ class Subject:
         return {"fate": fate, "kinds": sorted(seen), "wrong": wrong}
 
 
+def depends(mutant: Mutant) -> bool:
+    """Whether a change matters only where a launch before it writes what the kernel uses."""
+    return mutant.op.startswith("griddepcontrol")
+
+
+def writer(arch: str, arrays: list[Any]) -> Launch:
+    """A launch that lets the next one begin, then writes every word of `arrays` (to what it is)."""
+    takes = ", ".join(f".param .u64 at{n}, .param .u32 words{n}" for n in range(len(arrays)))
+    text = f"""
+.version 8.6
+.target {arch}
+.address_size 64
+.visible .entry writer({takes})
+{{
+.reg .b32 %value, %left; .reg .b64 %at; .reg .pred %more;
+griddepcontrol.launch_dependents;
+"""
+    for n in range(len(arrays)):
+        text += f"""
+ld.param.u64 %at, [at{n}]; ld.param.u32 %left, [words{n}];
+$word{n}: setp.eq.u32 %more, %left, 0; @%more bra $end{n};
+ld.global.u32 %value, [%at]; st.global.u32 [%at], %value; add.u64 %at, %at, 4; sub.u32 %left, %left, 1; bra $word{n};
+$end{n}:
+"""
+    params = b"".join(struct.pack("<QIxxxx", a.ctypes.data, a.nbytes // 4) for a in arrays)
+    return Launch(Module(text + "ret;\n}\n", arch), "writer", (1, 1, 1), (1, 1, 1), params)
+
+
 def _has_error(findings: Iterable[Finding]) -> bool:
     return any(finding.severity is Verdict.ERROR for finding in findings)
 
 
 def subject(name: str) -> Subject:
-    """A rung at the shape of SHAPES; UsageError where nothing of it can be mutated."""
+    """A rung at the shape of SHAPES."""
     info = find(name)
     twin = next((find(to + name.removeprefix(by)).name for by, to in TWINS.items() if name.startswith(by)), info.name)
     shape, sm_count = SHAPES.get(info.name) or SHAPES.get(twin) or (None, None)
     asked = plan(info, shape=shape, sm_count=sm_count, timeout=TIMEOUT)
-    return Subject(asked, build(asked))
+    if info.name in KNOBS:
+        asked = replace(asked, config=replace(default_config(info, asked.shape), **KNOBS[info.name]))
+    made = Subject(asked, build(asked))
+    if info.name in ALSO:
+        asked = replace(asked, shape=ALSO[info.name])
+        made.also = Subject(asked, build(asked))
+        if made.also.schemas.keys() != made.schemas.keys():
+            raise UsageError(f"{info.name}: its PTX at {asked.shape} is another one than at {shape}")
+    return made
 
 
-def records(name: str, every: int = 1) -> Iterator[dict[str, Any]]:
+def head_of(asked: Request) -> dict[str, Any]:
+    return {"rung": asked.info.name, "shape": list(asked.shape), "sm_count": asked.sm_count}
+
+
+def records(rung: Subject, every: int = 1) -> Iterator[dict[str, Any]]:
     """A record a mutant of a rung, of each `every`-th one."""
-    rung = subject(name)
     todo = list(rung.mutants())[::every]
-    if not todo:
-        return
-    rung.learn()
-    asked = rung.asked
+    if todo:
+        rung.learn()
     for which, mutant in todo:
         start = time.perf_counter()
         found = rung.fate(which, mutant)
         file, line = mutant.source or ("", 0)
         yield {
-            "rung": asked.info.name, "shape": list(asked.shape), "sm_count": asked.sm_count, "op": mutant.op,
-            "change": mutant.change, "ptx_line": mutant.line, "file": Path(file).name, "line": line,
-            "code": linecache.getline(file, line).strip(), **found, "seconds": round(time.perf_counter() - start, 2),
+            **head_of(rung.asked), "op": mutant.op, "change": mutant.change, "ptx_line": mutant.line,
+            "file": Path(file).name, "line": line, "code": linecache.getline(file, line).strip(), **found,
+            "seconds": round(time.perf_counter() - start, 2),
         }  # fmt: skip
-
-
-# ---------------------------------------------------------------- what is kept, and its table
-def kept() -> list[dict[str, Any]]:
-    return bench.read(RESULTS)[1] if RESULTS.exists() else []
-
-
-def keep(name: str, found: Iterable[dict[str, Any]]) -> None:
-    """A rung's mutants take the place of those kept before: a line for those flagged, and one for each other."""
-    found = list(found)
-    flagged = [record for record in found if record["fate"] == "flagged"]
-    head = {key: found[0][key] for key in ("rung", "shape", "sm_count")}
-    kinds = collections.Counter(kind for record in flagged for kind in record["kinds"])
-    lines = [{**head, "fate": "flagged", "mutants": len(flagged), "kinds": dict(sorted(kinds.items()))}]
-    for record in found:
-        if record["fate"] != "flagged":
-            lines.append({key: value for key, value in record.items() if key not in ("shape", "sm_count", "seconds")})
-    others = [record for record in kept() if record["rung"] != name]
-    made = sorted([*others, *lines], key=lambda record: record["rung"])
-    bench.keep(RESULTS, bench.emulator("mutation"), made)
-
-
-COLUMNS = ("rung", "mutants", "no effect", "harmful", "error", "review", "unseen", "error share", "unexplained")
-
-
-def row(name: str, of: list[dict[str, Any]]) -> dict[str, Any]:
-    """A rung's line of the table. harmful: all but what has no effect; unseen: of those, nothing was found."""
-    count: collections.Counter[str] = collections.Counter()
-    for record in of:
-        if record["fate"] == "flagged":
-            count["error"] += record.get("mutants", 1)
-            continue
-        rule = reason(record)
-        count["unexplained"] += rule is None
-        harmless = rule is not None and rule.effect in (SAME, IDLE)
-        count["no effect" if harmless else "review" if record["fate"] == "review" else "unseen"] += 1
-    harmful = count["error"] + count["review"] + count["unseen"]
-    share = f"{count['error'] / harmful:.3f}" if harmful else ""
-    made = {"rung": name, "mutants": harmful + count["no effect"], "harmful": harmful, "error share": share}
-    return {key: made.get(key, count[key]) for key in COLUMNS}
-
-
-def summary(as_json: bool) -> int:
-    """Print the table of what is kept, and what it does not explain; 1 where there is such a mutant."""
-    by: dict[str, list[dict[str, Any]]] = collections.defaultdict(list)
-    for record in kept():
-        by[record["rung"]].append(record)
-    rows = [row(name, of) for name, of in by.items()]
-    total = {key: sum(one[key] for one in rows) for key in COLUMNS if key not in ("rung", "error share")}
-    total |= {"rung": "all", "error share": f"{total['error'] / max(total['harmful'], 1):.3f}"}
-    for one in [*rows, total]:
-        if as_json:
-            print(json.dumps(one))
-    if not as_json:
-        print(" | ".join(COLUMNS))
-        for one in [*rows, total]:
-            print(" | ".join(str(one[key]) for key in COLUMNS))
-    rest = [(r, reason(r)) for of in by.values() for r in of if r["fate"] != "flagged"]
-    for text, count in collections.Counter(f"{why.effect}: {why.why}" for _, why in rest if why).most_common():
-        print(f"{count:5}  {text}", file=sys.stderr)
-    left = [record for record, why in rest if why is None]
-    for record in left:
-        print(line_of(record), file=sys.stderr)
-    return 1 if left else 0
-
-
-def line_of(record: dict[str, Any]) -> str:
-    place = f"{record['file']}:{record['line']} PTX {record['ptx_line']}"
-    what = f"{record['op']} {record['change']}"
-    why = reason(record)
-    text = " ".join([*record["kinds"], record["wrong"], why.why if why else ""]).strip()
-    return f"{record['rung']:24} {record['fate']:8} {place}  {what}: {text}  [{record['code'][:70]}]"
 
 
 def main() -> int:
@@ -279,23 +293,22 @@ def main() -> int:
     parser.add_argument("--all", action="store_true", help="every rung")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="only each Nth mutant")
     parser.add_argument("--keep", action="store_true", help="write the results to benchmarks/results/mutation.jsonl")
-    parser.add_argument("--summary", action="store_true", help="the table of what is kept")
+    parser.add_argument("--summary", action="store_true", help="the table of what is kept, and what it does not hold")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     if asked.summary:
         return summary(asked.json)
     for name in [rung.name for rung in catalog()] if asked.all else asked.rungs:
-        name, found = find(name).name, []
-        for record in records(name, max(asked.every, 1)):
+        rung, found = subject(name), []
+        for record in records(rung, max(asked.every, 1)):
             found.append(record)
             if asked.json:
                 print(json.dumps(record), flush=True)
             elif record["fate"] != "flagged":
                 print(line_of(record), flush=True)
-        if found:
-            print(json.dumps(row(name, found)), flush=True)
-            if asked.keep:
-                keep(name, found)
+        print(json.dumps(row(rung.asked.info.name, found)), flush=True)
+        if asked.keep:
+            keep(head_of(rung.asked), found)
     return 0
 
 

@@ -111,7 +111,7 @@ CHANGES: tuple[tuple[str, tuple[Change, ...]], ...] = (
         REMOVED, DOUBLED, ("count + 32", _changed(1, "add.s32", 32)),
     )),
     (r"bar\.warp\.sync", (REMOVED, DOUBLED)),
-    (r"barrier\.cluster\.(arrive|wait)", (REMOVED,)),
+    (r"barrier\.cluster\.(arrive|wait)", (REMOVED, DOUBLED)),
     (r"griddepcontrol\.wait", (REMOVED, DOUBLED)),
     (r"wgmma\.(fence|commit_group|wait_group)", (REMOVED, DOUBLED)),
     (r"cp\.async\.(bulk\.)?(commit_group|wait_group|wait_all)", (REMOVED, DOUBLED)),
