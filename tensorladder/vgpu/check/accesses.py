@@ -6,13 +6,14 @@ from tensorladder.vgpu.check import layout as X
 from tensorladder.vgpu.check.advice import count_cost
 from tensorladder.vgpu.check.clocks import clock_of, epoch_of, known, record_of, site_of, visible
 from tensorladder.vgpu.check.exits import visit
-from tensorladder.vgpu.check.lanes import among_lanes, lanes_waited
+from tensorladder.vgpu.check.lanes import among_lanes, lanes_release, lanes_waited
 from tensorladder.vgpu.check.order import synchronise
 from tensorladder.vgpu.check.shadow import shared_place, touch_global, touch_shared
 from tensorladder.vgpu.check.widths import reads
 from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.machine.hooks import (
     ACCESS_ACQUIRE,
+    ACCESS_RELEASE,
     ACCESS_SCOPE,
     ACCESS_SPACE,
     ACCESS_STRONG,
@@ -95,10 +96,12 @@ def on_access(x, w, n, addresses, size, what, lanes, iid):
         synchronise(x, n, addresses, lanes, what & ~15, iid)
     if sync and what & 15 != ACCESS_WRITE:
         lanes_waited(x, n, lanes, ld64(w + L.W_LIVE))
-    among_lanes(x, n, addresses, lanes, size, what, write, iid)
+    among_lanes(x, w, n, addresses, lanes, size, what, write, iid)
     if ld64(x + X.X_CROSS) != 0:
         reads(x, n)
     each_lane(x, n, addresses, lanes, size, write, flags_of(what), iid)
     st64(x + X.X_DOUBT, 0)
     if sync and write != 0:
+        if what & ACCESS_RELEASE:
+            lanes_release(x, w, n, lanes, iid)
         synchronise(x, n, addresses, lanes, (what & ~15) | ACCESS_WRITE, iid)

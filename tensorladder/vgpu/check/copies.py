@@ -17,6 +17,7 @@ from tensorladder.vgpu.check.clocks import (
     site_of,
     visible,
 )
+from tensorladder.vgpu.check.lanes import lanes_copy, lanes_have_copied
 from tensorladder.vgpu.check.maps import use_map
 from tensorladder.vgpu.check.shadow import shared_place, touch_global, touch_shared
 from tensorladder.vgpu.check.values import any_undefined, box_undefined, carry_undefined, store_undefined
@@ -73,6 +74,7 @@ def on_cp(x, n, dst, src, sizes, lanes, iid):
     p = visible(x, n)
     size = sizes & 0xFFFFFFFF
     site = site_of(n, iid)
+    lanes_copy(x, n, dst, lanes, size, seq, iid)
     while lanes != 0:
         lane = trailing_zeros(lanes)
         lanes &= lanes - 1
@@ -140,14 +142,15 @@ def on_wait_groups(x, w, n, field, kind, most, lanes):
         if k == 0:
             return
         group = 1 << 40
-        while lanes != 0:
-            lane = trailing_zeros(lanes)
-            lanes &= lanes - 1
+        left = lanes
+        while left != 0:
+            lane = trailing_zeros(left)
+            left &= left - 1
             group = min(group, ld32(w + field + 4 * lane) - most - 1)
         if most < 0:
-            raise_to(v, k, ld64(z + X.Z_CP_SEQ))
+            raise_to(v, k, lanes_have_copied(x, w, n, lanes, k, ld64(z + X.Z_CP_SEQ)))
         elif group >= 0:
-            raise_to(v, k, ld32(z + X.Z_CP_RING + 4 * (group % X.RING)))
+            raise_to(v, k, lanes_have_copied(x, w, n, lanes, k, ld32(z + X.Z_CP_RING + 4 * (group % X.RING))))
         return
     while lanes != 0:
         lane = trailing_zeros(lanes)

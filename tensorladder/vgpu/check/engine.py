@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _MOST_COMPONENTS = 16384
 #: strong accesses and fences whose scope is narrower than the GPU
 _NARROW = re.compile(r"\b(ld|st|atom|red|fence)\.(?!mbarrier_init|proxy)[\w.:]*\.(cta|cluster)\b|\bmembar\.cta\b")
+_COPIES = re.compile(r"\bcp\.async\.c[ag]\b")
 #: accesses of other CTAs' shared memory
 _CROSS = re.compile(r"\b(ld|st|atom|red)\.[\w.:]*shared::cluster\b|\bmapa\.")
 
@@ -64,11 +65,13 @@ class Watch:
             X.X_SYNC: X.SYNC_BYTES * X.SYNC_SLOTS, X.X_SYNC_CLOCKS: 2 * X.SYNC_MOST * clock, X.X_EDGES: 24 * X.EDGES,
             X.X_FENCES: 3 * (X.FENCE_HEAD + (X.FENCE_MOST + 1) * clock), X.X_STARTED: 24 * X.STARTED,
             X.X_VISITS: 8 * size * warps, X.X_RELAXED: 2 * warps * clock, X.X_LANE_LOG: warps * X.LOG_BYTES,
+            X.X_LEFT: warps * X.LEFT_BYTES,
+            X.X_COPY_LOG: warps * X.COPY_BYTES if _COPIES.search(run.launch.module.ptx) else 0,
             X.X_MEET: groups * X.MEETS * 2 * clock, X.X_DOUBTS: warps * clock if x[X.X_CROSS] else 0,
             X.X_B_OWN: 2 * barriers * clock if x[X.X_CROSS] else 0,
             X.X_BAR_DOUBTS: 16 * unit.slots * clock if x[X.X_CROSS] else 0,
         }.items():  # fmt: skip
-            x[field] = self._take(count)
+            x[field] = self._take(count) if count else 0
         if advice:
             x[X.X_ADVICE] = self._take(24 * X.ADVICE_ROWS)
         self._registers(unit)

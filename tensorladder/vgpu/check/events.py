@@ -41,7 +41,7 @@ from tensorladder.vgpu.check.copies import (
     on_wait_groups,
 )
 from tensorladder.vgpu.check.exits import forget_visits, visits_over
-from tensorladder.vgpu.check.lanes import all_met, lanes_met, lanes_waited
+from tensorladder.vgpu.check.lanes import all_met, lanes_met, lanes_release, lanes_waited
 from tensorladder.vgpu.check.maps import on_map
 from tensorladder.vgpu.check.matrix import on_registers, on_settle, on_wgmma, on_wgmma_commit, on_wgmma_wait
 from tensorladder.vgpu.check.order import LEVEL_GPU, take_pending
@@ -58,6 +58,7 @@ from tensorladder.vgpu.check.tensor import (
     on_tensor_store,
 )
 from tensorladder.vgpu.check.values import matters, on_origin, on_shadow_load, on_shadow_store, on_shadow_tensor
+from tensorladder.vgpu.codegen.sync import FENCE_MEMORY
 from tensorladder.vgpu.machine import hooks as H
 from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.machine.mbarrier import COUNT_MASK, tx_of
@@ -315,10 +316,13 @@ def on_barrier(x, w, n, what, a, b, c, lanes, iid):
         on_wait(x, n, a, c, lanes, iid)
         lanes_waited(x, n, lanes, ld64(w + L.W_LIVE))
     elif what == H.CHECK_ARRIVE:
+        group = b >> 32 & 0xFFFFFFFF
+        if lanes == group & -group:
+            lanes_release(x, w, n, group, iid)
         at = barrier_at(x, a)
         if at != 0:
             lanes_in_one_phase(x, n, at, arrival_sign(w, n, iid), lanes, iid)
-        on_arrive(x, n, a, b, c, lanes, iid)
+        on_arrive(x, n, a, b & 0xFFFFFFFF, c, lanes, iid)
     elif what == H.CHECK_ASYNC_ARRIVE:
         at = barrier_at(x, a)
         if at != 0 and b != 0:
@@ -326,8 +330,10 @@ def on_barrier(x, w, n, what, a, b, c, lanes, iid):
     elif what == H.CHECK_FLIP:
         on_flip(x, n, a, lanes, iid)
     elif what == H.CHECK_BAR:
+        lanes_release(x, w, n, lanes, iid)
         on_bar(x, n, a, b, lanes, iid)
     elif what == H.CHECK_CLUSTER_ARRIVE:
+        lanes_release(x, w, n, lanes, iid)
         on_cluster_arrive(x, n, a, b)
     elif what == H.CHECK_CLUSTER_WAIT:
         on_cluster_wait(x, n, a)
@@ -376,6 +382,8 @@ def tl_check(subject, what, a, b, c, lanes, iid):
     elif what == H.CHECK_WGMMA_WAIT:
         on_wgmma_wait(x, n, a)
     elif what == H.CHECK_FENCE:
+        if a & 15 == FENCE_MEMORY:
+            lanes_release(x, w, n, lanes, iid)
         on_fence(x, n, a, b, lanes, iid)
     elif what == H.CHECK_CP:
         on_cp(x, n, a, b, c, lanes, iid)

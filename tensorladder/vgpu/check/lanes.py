@@ -9,7 +9,8 @@ ISA). An .aligned instruction does not either, but its lanes do run together: fo
 from __future__ import annotations
 
 from tensorladder.vgpu.check import layout as X
-from tensorladder.vgpu.check.clocks import site_of
+from tensorladder.vgpu.check.clocks import clock_of, known, site_of
+from tensorladder.vgpu.check.elected import all_there, closed, release_by
 from tensorladder.vgpu.check.shadow import at_place, found, range_row, shared_place
 from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.machine.hooks import ACCESS_ALIGNED, ACCESS_ATOMIC, ACCESS_STRONG, ACCESS_WIDTH, ACCESS_WRITE
@@ -36,6 +37,8 @@ def all_met(x, n):
     log = log_of(x, n)
     st64(log, 0)
     st64(log + 8, 0)
+    if ld64(x + X.X_ANY_LEFT) != 0:
+        closed(x, n)
 
 
 @helper
@@ -174,8 +177,8 @@ def compare(x, n, entry, addresses, lanes, size, what, iid):
 
 
 @helper
-def keep(log, addresses, lanes, size, what, lo, hi, disjoint, write, iid):
-    """Keep an access."""
+def keep(log, addresses, lanes, size, what, lo, hi, disjoint, write, iid, component, clock):
+    """Keep an access, whose epoch is of a component and its clock."""
     count_at = log if write != 0 else log + 8
     count = ld64(count_at)
     st64(count_at, count + 1)
@@ -187,12 +190,18 @@ def keep(log, addresses, lanes, size, what, lo, hi, disjoint, write, iid):
     st64(entry + X.ENTRY_WHAT, what)
     st64(entry + X.ENTRY_IID, iid)
     st64(entry + X.ENTRY_APART, disjoint)
+    st64(entry + X.ENTRY_COMPONENT, component)
+    st64(entry + X.ENTRY_CLOCK, clock)
+    st64(entry + X.ENTRY_TOGETHER, 0)
+    st64(entry + X.ENTRY_RELEASED, 0)
+    st64(log + X.LOG_NUMBER, ld64(log + X.LOG_NUMBER) + 1)
+    st64(entry + X.ENTRY_NUMBER, ld64(log + X.LOG_NUMBER))
     copy_bytes(entry + X.ENTRY_ADDRESSES, addresses, 8 * L.LANES)
     fill_bytes(entry + X.ENTRY_SEEN, 0, 4 * L.LANES)
 
 
 @helper
-def among_lanes(x, n, addresses, lanes, size, what, write, iid):
+def among_lanes(x, w, n, addresses, lanes, size, what, write, iid):
     """An access of some lanes, as the other lanes of the warp see it."""
     lo = ld64(addresses + 8 * trailing_zeros(lanes))
     hi = lo
@@ -209,6 +218,7 @@ def among_lanes(x, n, addresses, lanes, size, what, write, iid):
         if disjoint == 0 and what & (15 | ACCESS_STRONG | ACCESS_ALIGNED) < ACCESS_ATOMIC:
             store_collides(x, n, addresses, lanes, size, width, iid)
     log = log_of(x, n)
+    all_there(w, log)
     for kind in range(2 if write != 0 else 1):
         for k in range(min(ld64(log if kind == 0 else log + 8), X.LOG_MOST)):
             entry = entry_of(log, 1 - kind, k)
@@ -216,4 +226,72 @@ def among_lanes(x, n, addresses, lanes, size, what, write, iid):
                 continue
             if not same_lanes(entry, addresses, lanes, size, disjoint):
                 compare(x, n, entry, addresses, lanes, size, what, iid)
-    keep(log, addresses, lanes, size, what, lo, hi, disjoint, write, iid)
+    keep(log, addresses, lanes, size, what, lo, hi, disjoint, write, iid, n, clock_of(known(x, n), n))
+
+
+@helper
+def lanes_release(x, w, n, lanes, iid):
+    """Some lanes of a warp are to release what they have done (elected.py)."""
+    log = log_of(x, n)
+    if ld64(log) | ld64(log + 8) | ld64(x + X.X_ANY_LEFT):
+        release_by(x, w, n, log, lanes, iid)
+
+
+# ---------------------------------------------------------------- cp.async
+@helper
+def copies_at(x, n):
+    """The log of a warp's cp.async."""
+    return ld64(x + X.X_COPY_LOG) + n * X.COPY_BYTES
+
+
+@helper
+def lanes_copy(x, n, addresses, lanes, size, seq, iid):
+    """A cp.async of some lanes: a write that other lanes see no earlier than its lane has waited and they have met."""
+    lo = ld64(addresses + 8 * trailing_zeros(lanes))
+    hi = lo
+    for lane in range(L.LANES):
+        if (lanes >> lane) & 1:
+            lo = min(lo, ld64(addresses + 8 * lane))
+            hi = max(hi, ld64(addresses + 8 * lane))
+    log = log_of(x, n)
+    for kind in range(2):
+        for k in range(min(ld64(log if kind == 0 else log + 8), X.LOG_MOST)):
+            entry = entry_of(log, 1 - kind, k)
+            if ld64(entry + X.ENTRY_LO) < hi + size and ld64(entry + X.ENTRY_HI) > lo:  # noqa: SIM102
+                if ld64(entry + X.ENTRY_WHAT) & ACCESS_ALIGNED == 0:
+                    compare(x, n, entry, addresses, lanes, size, ACCESS_WRITE, iid)
+    copies = copies_at(x, n)
+    one = copies + X.COPY_HEAD + X.COPY * (ld64(copies) % X.COPY_MOST)
+    st64(copies, ld64(copies) + 1)
+    st64(one + X.COPY_SEQ, seq)
+    st64(one + X.COPY_LANES, lanes)
+    st64(one + X.COPY_WAITED, 0)
+    st64(one + X.COPY_SIZE, size)
+    st64(one + X.COPY_IID, iid)
+    st64(one + X.COPY_LO, lo)
+    st64(one + X.COPY_HI, hi + size)
+    copy_bytes(one + X.COPY_ADDRESSES, addresses, 8 * L.LANES)
+
+
+@helper
+def lanes_have_copied(x, w, n, lanes, component, seq):
+    """Some lanes have waited for their cp.async up to the one of this number: which one all that copied waited for."""
+    copies = copies_at(x, n)
+    log = log_of(x, n)
+    all_there(w, log)
+    for k in range(min(ld64(copies), X.COPY_MOST)):
+        one = copies + X.COPY_HEAD + X.COPY * k
+        its = ld64(one + X.COPY_SEQ)
+        mine = ld64(one + X.COPY_LANES) & lanes
+        waited = ld64(one + X.COPY_WAITED)
+        if its > seq or mine == 0:
+            continue
+        if mine & ~waited != 0:
+            st64(one + X.COPY_WAITED, waited | mine)
+            keep(
+                log, one + X.COPY_ADDRESSES, mine & ~waited, ld64(one + X.COPY_SIZE), ACCESS_WRITE,
+                ld64(one + X.COPY_LO), ld64(one + X.COPY_HI), 1, 1, ld64(one + X.COPY_IID), component, its,
+            )  # fmt: skip
+        if ld64(one + X.COPY_LANES) & ~(waited | mine) != 0:
+            seq = min(seq, its - 1)
+    return seq

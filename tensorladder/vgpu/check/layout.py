@@ -91,6 +91,9 @@ X_DOUBT = X_DOUBTS + 8  # that of the warp that accesses, 0: there is no doubt
 X_B_OWN = X_DOUBT + 8  # two vector clocks an mbarrier: phase that runs, complete ones, without what is doubtful
 X_BAR_DOUBTS = X_B_OWN + 8  # a vector clock a named barrier: the same
 X_CARRIES = X_BAR_DOUBTS + 8  # what is accessed takes undefined bytes along: to read them is no finding
+X_LEFT = X_CARRIES + 8  # what releases by some lanes of a warp left out (elected.py)
+X_ANY_LEFT = X_LEFT + 8  # whether there is any
+X_COPY_LOG = X_ANY_LEFT + 8  # cp.async by lane (lanes.py), 0: there are none
 X_BYTES = 768
 
 FINDINGS = 1024
@@ -234,7 +237,7 @@ F_BYTES = 128
  LANES_ELSEWHERE, PHASE_SKIPPED, UNDEFINED_STORED, UNDEFINED_ADDRESS, UNDEFINED_BRANCH, UNDEFINED_OPERAND,
  UNDEFINED_COPIED, RACE_SAME) = range(1, 41)  # fmt: skip
 (MAP_NOT_RELEASED, MAP_NOT_ACQUIRED, PROXY_GLOBAL, ST_NOT_FENCED, LANES_RACE, LANES_TOGETHER,
- LANES_STORE, WAIT_NARROW) = range(64, 72)  # fmt: skip
+ LANES_STORE, WAIT_NARROW, LANES_HANDED, LANES_FREED) = range(64, 74)  # fmt: skip
 
 # ---------------------------------------------------------------- addresses that synchronise
 SYNC_SLOTS = 4096  # hash slots: (address and whose level, index of its two clocks, narrow release: place), i64
@@ -249,11 +252,32 @@ FENCE_HEAD = 64 + 24 * FENCE_MOST
 
 # ---------------------------------------------------------------- log of a warp's accesses by lane
 LOG_HEAD, LOG_MOST = 64, 16  # of writes, and as many of reads
-ENTRY_LO, ENTRY_HI, ENTRY_LANES, ENTRY_SIZE, ENTRY_WHAT, ENTRY_IID, ENTRY_APART = range(0, 56, 8)
-ENTRY_ADDRESSES = 64  # i64 x 32
+(ENTRY_LO, ENTRY_HI, ENTRY_LANES, ENTRY_SIZE, ENTRY_WHAT, ENTRY_IID, ENTRY_APART,
+ ENTRY_COMPONENT, ENTRY_CLOCK,  # of its epoch
+ ENTRY_TOGETHER,  # all lanes have executed an .aligned instruction since
+ ENTRY_RELEASED,  # lanes that have released since
+ ENTRY_NUMBER) = range(0, 96, 8)  # fmt: skip
+ENTRY_ADDRESSES = 96  # i64 x 32
 ENTRY_SEEN = ENTRY_ADDRESSES + 256  # u32 x 32: lanes that a lane's access comes before
 ENTRY = ENTRY_SEEN + 128
 LOG_BYTES = LOG_HEAD + 2 * LOG_MOST * ENTRY
+LOG_NUMBER = 16  # entries so far
+
+# ---------------------------------------------------------------- what releases of a warp left out
+LEFT_HEAD, LEFT_MOST = 64, 16
+(LEFT_COMPONENT, LEFT_CLOCK,  # the access's
+ LEFT_FROM, LEFT_UNTIL,  # clocks of the warp: of the release, of when the lanes met
+ LEFT_LO, LEFT_HI,  # bytes (host)
+ LEFT_LANES, LEFT_ENTRY, LEFT_NUMBER, LEFT_IID) = range(0, 80, 8)  # fmt: skip
+LEFT = 80
+LEFT_BYTES = LEFT_HEAD + LEFT_MOST * LEFT
+
+# ---------------------------------------------------------------- a warp's cp.async by lane: how many, then the newest
+COPY_HEAD, COPY_MOST = 64, 32
+COPY_SEQ, COPY_LANES, COPY_WAITED, COPY_SIZE, COPY_IID, COPY_LO, COPY_HI = range(0, 56, 8)
+COPY_ADDRESSES = 64
+COPY = COPY_ADDRESSES + 256
+COPY_BYTES = COPY_HEAD + COPY_MOST * COPY
 
 TMEM_BLOCKS = 8  # of 16 lanes
 TMEM_CELLS = TMEM_BLOCKS * L.TMEM_COLUMNS

@@ -31,6 +31,9 @@ def chunk(x, arena, cells, at, size, v, p, epoch, site):
     if at < 0 or at + 16 > size:
         return
     cell = cells + X.CELL * (at >> 4)
+    if ld64(x + X.X_ANY_LEFT) != 0:
+        st64(x + X.X_LO, at)
+        st64(x + X.X_HI, at + 16)
     if ld64(cell) < 0:
         part(x, arena, cell, 0, 16, 0, v, p, epoch, site, 1)
     else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from tensorladder.vgpu.check import layout as X
 from tensorladder.vgpu.check.clocks import before, clock_of
+from tensorladder.vgpu.check.elected import was_left
 from tensorladder.vgpu.check.fences import fence_between
 from tensorladder.vgpu.check.widths import in_doubt, known_for_sure
 from tensorladder.vgpu.machine.native import helper
@@ -17,6 +18,7 @@ from tensorladder.vgpu.machine.raw import allocate, copy_bytes, fill_bytes, ld32
 _SAME = ~0xFF00  # an epoch without its lane
 _ASYNC, _STRONG, _TENSOR = X.EPOCH_ASYNC, X.EPOCH_STRONG, X.EPOCH_TENSOR
 _NARROW = X.EPOCH_CTA | X.EPOCH_CLUSTER
+_HANDED = X.LANES_HANDED
 
 
 # ---------------------------------------------------------------- findings
@@ -181,6 +183,16 @@ def other_proxy(x, v, p, w, shared):
 
 
 @helper
+def handed_on_by_some(x, v, epoch, site, other, other_site, code):
+    """Whether a warp's release of some lanes alone orders the other access, which is of other lanes: a finding."""
+    release = was_left(x, v, other)
+    if release == 0 or other & epoch & _STRONG:
+        return False
+    found(x, code, site, epoch, other_site, other, release - 1, 0)
+    return True
+
+
+@helper
 def after_write(x, cell, v, p, epoch, site, shared):
     """Judge a read after the cell's last write."""
     w = ld64(cell)
@@ -193,6 +205,8 @@ def after_write(x, cell, v, p, epoch, site, shared):
             found(x, X.RACE_WR, site, epoch, ld32(cell + X.CELL_SITES), w, 0, 0)
     elif epoch & _ASYNC and w & _ASYNC == 0 and other_proxy(x, v, p, w, shared):
         found(x, X.PROXY if shared != 0 else X.PROXY_GLOBAL, site, epoch, ld32(cell + X.CELL_SITES), w, 0, 0)
+    elif ld64(x + X.X_ANY_LEFT) != 0 and handed_on_by_some(x, v, epoch, site, w, ld32(cell + X.CELL_SITES), _HANDED):
+        return
     elif ld64(x + X.X_DOUBT) != 0 and not known_for_sure(x, w, epoch, ld32(cell + X.CELL_SITES), shared):
         found(x, X.WAIT_NARROW, site, epoch, ld32(cell + X.CELL_SITES), w, in_doubt(x, ld64(x + X.X_WARP)) - 1, 0)
 
@@ -249,7 +263,11 @@ def read_cell(x, arena, cell, v, p, epoch, site, shared):
 @helper
 def after_read(x, v, epoch, site, r, read_site, shared):
     """Judge a write after a read."""
-    if r == 0 or before(x, v, r, shared) or exempt(x, r, epoch):
+    if r == 0 or exempt(x, r, epoch):
+        return
+    if before(x, v, r, shared):
+        if ld64(x + X.X_ANY_LEFT) != 0:
+            handed_on_by_some(x, v, epoch, site, r, read_site, X.LANES_FREED)
         return
     found(x, X.RACE_RW, site, epoch, read_site, r, 0, 0)
 
@@ -280,6 +298,8 @@ def write_cell(x, arena, cell, v, p, epoch, site, shared):
         elif epoch & _ASYNC and w & _ASYNC == 0 and other_proxy(x, v, p, w, shared):
             reduces = shared == 0 and epoch & _STRONG
             found(x, X.PROXY_GLOBAL if reduces else X.PROXY_WRITE, site, epoch, ld32(cell + X.CELL_SITES), w, 0, 0)
+        elif ld64(x + X.X_ANY_LEFT) != 0:
+            handed_on_by_some(x, v, epoch, site, w, ld32(cell + X.CELL_SITES), _HANDED)
     if a != 0:
         after_read(x, v, epoch, site, a, ld32(cell + X.CELL_SITES + 4), shared)
         after_read(x, v, epoch, site, ld64(cell + X.CELL_READ + 8), ld32(cell + X.CELL_SITES + 8), shared)

@@ -216,6 +216,9 @@ def _finding(reader: Reader, row: list[int]) -> Finding:
         return race
     kind, verdict, message, fix = _TEXTS[code]
     a, b = field["a"], field["b"]
+    if code in (X.LANES_HANDED, X.LANES_FREED):
+        assert other is not None
+        message = message.format(release=reader.named(a), who=_who(other, here), here="{here}", other="{other}")
     if code == X.WAIT_NARROW:
         assert other is not None
         message = message.format(wait=reader.named(a), who=_who(other, here), here="{here}", other="{other}")
@@ -369,6 +372,18 @@ _TEXTS: dict[int, tuple[str, Verdict | None, str, str]] = {
         "{here} by lane {b} and {other} by lane {a} of the same warp use the same bytes: no bar.warp.sync comes "
         "between, only the warp-wide instruction keeps the lanes together",
         "bar.warp.sync (__syncwarp) between the two",
+    ),
+    X.LANES_HANDED: (
+        "race", None,
+        "{here} uses what {other} of {who} wrote, which it knows of by {release} alone: other lanes of that warp wrote "
+        "it, with no bar.warp.sync between, so the arrival does not come after them",
+        "bar.warp.sync (__syncwarp) before one lane arrives for its warp",
+    ),
+    X.LANES_FREED: (
+        "race", Verdict.REVIEW,
+        "{here} writes what {other} of {who} reads, which it knows of by {release} alone: other lanes of that warp "
+        "read it, with no bar.warp.sync between, so the arrival does not come after them",
+        "bar.warp.sync (__syncwarp) before one lane arrives for its warp",
     ),
     X.LANES_STORE: (
         "race", None,

@@ -304,6 +304,7 @@ yielded:
                 raise Unsupported(i.text)
             with reading(i):
                 wgmma.watch(e, i)
+                self.all_here(i)
                 if e.undefined is None:
                     entry.emit(e, i)
                 else:
@@ -312,6 +313,11 @@ yielded:
             self.not_modelled(i, u)
             e.call("tl_fail", L.ERR_UNSUPPORTED, i.index, e.active(), fallible=True)
         e.guard = None
+
+    def all_here(self, i: Instr) -> None:
+        """All lanes execute an .aligned instruction, for the checked variant."""
+        if self.e.checked and "aligned" in i.mods:
+            self.e.line(f"store i64 1, ptr {self.e.warp_ptr(L.W_ALIGNED)}")
 
     def not_modelled(self, i: Instr, why: Unsupported) -> None:
         """Remember what will stop the run; UsageError where the ISA has no such instruction: the text is corrupt."""
@@ -559,6 +565,7 @@ yielded:
             return
         try:
             with reading(t):
+                self.all_here(t)
                 go, again = entry.emit(e, t)
                 if e.undefined is not None:
                     e.undefined.define(e, t)

@@ -24,7 +24,7 @@ EVENT_READ, EVENT_WRITE, EVENT_ATOMIC, EVENT_ARRIVE, EVENT_ISSUE, EVENT_EFFECT, 
  CHECK_CLUSTER_WAIT,  # generation
  CHECK_INIT,  # mbarrier (host), count
  CHECK_INVAL,  # mbarrier (host)
- CHECK_ARRIVE,  # mbarrier (host), count, flags of mbarrier.tl_mbar_arrive
+ CHECK_ARRIVE,  # mbarrier (host), count | lanes that arrive together << 32, flags of mbarrier.tl_mbar_arrive
  CHECK_TX,  # mbarrier (host), bytes
  CHECK_FLIP,  # mbarrier (host): the phase is complete
  CHECK_WAIT,  # mbarrier (host), parity or state, flags of mbarrier.tl_mbar_wait

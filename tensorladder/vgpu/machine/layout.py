@@ -72,6 +72,7 @@ W_PASSED_AT = 1744  # what they went on with
 W_UNDEFINED = 1752  # what the last load read may be undefined (checked variant)
 W_RETRY = 1824  # lanes that are to execute the instruction they wait at again: no breakpoint is hit anew
 W_DONE_CLOCK = 1832  # of its last operation that took effect (timed)
+W_ALIGNED = 1848  # an .aligned instruction was executed since the checker looked last (checked variant)
 W_STORED_SAME = 1840  # lanes whose store, which the checker is yet to hear of, left memory as it was
 W_SCRATCH = 1856  # 33 KB for operands of runtime calls: lane vectors, 256 bytes each (tcgen05.ld takes 128 and more)
 SCRATCH_BYTES = 132 * 256

@@ -253,7 +253,7 @@ def tl_mbar_arrive(w, space, addresses, counts, expects, states, mask, flags, ii
         count = ld64(counts + 8 * lane) if counts != 0 else 1
         expect = ld64(expects + 8 * lane) if flags & ARRIVE_EXPECT_TX else 0
         record(w, EVENT_ARRIVE, host, count, 1 << lane, iid)
-        observe(w, CHECK_ARRIVE, host, count, flags, 1 << lane, iid)
+        observe(w, CHECK_ARRIVE, host, count | mask << 32, flags, 1 << lane, iid)
         before = arrive(w, host, address & 0xFFFFFFFF, count, expect, flags, iid, lane)
         if before < 0:
             return 0
