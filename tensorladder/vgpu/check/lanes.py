@@ -17,6 +17,8 @@ from tensorladder.vgpu.machine.hooks import ACCESS_ALIGNED, ACCESS_ATOMIC, ACCES
 from tensorladder.vgpu.machine.native import helper
 from tensorladder.vgpu.machine.raw import copy_bytes, fill_bytes, ld8, ld32, ld64, st32, st64, trailing_zeros
 
+_BLOCKS = 32  # bytes of ENTRY_BLOCKS
+
 
 # ---------------------------------------------------------------- the log
 @helper
@@ -196,35 +198,64 @@ def keep(log, addresses, lanes, size, what, lo, hi, disjoint, write, iid, compon
     st64(entry + X.ENTRY_RELEASED, 0)
     st64(log + X.LOG_NUMBER, ld64(log + X.LOG_NUMBER) + 1)
     st64(entry + X.ENTRY_NUMBER, ld64(log + X.LOG_NUMBER))
+    copy_bytes(entry + X.ENTRY_BLOCKS, log + X.LOG_BLOCKS, _BLOCKS)
     copy_bytes(entry + X.ENTRY_ADDRESSES, addresses, 8 * L.LANES)
     fill_bytes(entry + X.ENTRY_SEEN, 0, 4 * L.LANES)
 
 
 @helper
-def among_lanes(x, w, n, addresses, lanes, size, what, write, iid):
-    """An access of some lanes, as the other lanes of the warp see it."""
+def note_blocks(log, addresses, lanes, size):
+    """LOG_BLOCKS of an access; the range of bytes that lanes touch."""
     lo = ld64(addresses + 8 * trailing_zeros(lanes))
     hi = lo
-    for lane in range(L.LANES):
-        if (lanes >> lane) & 1:
-            at = ld64(addresses + 8 * lane)
-            lo = min(lo, at)
-            hi = max(hi, at)
-    hi += size
+    a, b, c, d = 0, 0, 0, 0
+    while lanes != 0:
+        lane = trailing_zeros(lanes)
+        lanes &= lanes - 1
+        at = ld64(addresses + 8 * lane)
+        lo = min(lo, at)
+        hi = max(hi, at)
+        for block in range(at >> 4, ((at + size - 1) >> 4) + 1):
+            bit = 1 << (block & 63)
+            word = (block >> 6) & 3
+            a |= bit if word == 0 else 0
+            b |= bit if word == 1 else 0
+            c |= bit if word == 2 else 0
+            d |= bit if word == 3 else 0
+    st64(log + X.LOG_BLOCKS, a)
+    st64(log + X.LOG_BLOCKS + 8, b)
+    st64(log + X.LOG_BLOCKS + 16, c)
+    st64(log + X.LOG_BLOCKS + 24, d)
+    return lo, hi + size
+
+
+@helper
+def may_meet(log, entry, lo, hi):
+    """Whether bytes of the access that is looked at may be bytes of one that is kept."""
+    if ld64(entry + X.ENTRY_LO) >= hi or ld64(entry + X.ENTRY_HI) <= lo:
+        return False
+    common = 0
+    for k in range(0, _BLOCKS, 8):
+        common |= ld64(entry + X.ENTRY_BLOCKS + k) & ld64(log + X.LOG_BLOCKS + k)
+    return common != 0
+
+
+@helper
+def among_lanes(x, w, n, addresses, lanes, size, what, write, iid):
+    """An access of some lanes, as the other lanes of the warp see it."""
+    log = log_of(x, n)
+    lo, hi = note_blocks(log, addresses, lanes, size)
     disjoint = 0
     if write != 0:
         disjoint = 1 if apart(addresses, lanes, size) else 0
         width = 1 << (what >> ACCESS_WIDTH & 7)
         if disjoint == 0 and what & (15 | ACCESS_STRONG | ACCESS_ALIGNED) < ACCESS_ATOMIC:
             store_collides(x, n, addresses, lanes, size, width, iid)
-    log = log_of(x, n)
     all_there(w, log)
     for kind in range(2 if write != 0 else 1):
         for k in range(min(ld64(log if kind == 0 else log + 8), X.LOG_MOST)):
             entry = entry_of(log, 1 - kind, k)
-            if ld64(entry + X.ENTRY_LO) >= hi or ld64(entry + X.ENTRY_HI) <= lo:
-                continue
-            if not same_lanes(entry, addresses, lanes, size, disjoint):
+            if may_meet(log, entry, lo, hi) and not same_lanes(entry, addresses, lanes, size, disjoint):
                 compare(x, n, entry, addresses, lanes, size, what, iid)
     keep(log, addresses, lanes, size, what, lo, hi, disjoint, write, iid, n, clock_of(known(x, n), n))
 
@@ -247,19 +278,13 @@ def copies_at(x, n):
 @helper
 def lanes_copy(x, n, addresses, lanes, size, seq, iid):
     """A cp.async of some lanes: a write that other lanes see no earlier than its lane has waited and they have met."""
-    lo = ld64(addresses + 8 * trailing_zeros(lanes))
-    hi = lo
-    for lane in range(L.LANES):
-        if (lanes >> lane) & 1:
-            lo = min(lo, ld64(addresses + 8 * lane))
-            hi = max(hi, ld64(addresses + 8 * lane))
     log = log_of(x, n)
+    lo, hi = note_blocks(log, addresses, lanes, size)
     for kind in range(2):
         for k in range(min(ld64(log if kind == 0 else log + 8), X.LOG_MOST)):
             entry = entry_of(log, 1 - kind, k)
-            if ld64(entry + X.ENTRY_LO) < hi + size and ld64(entry + X.ENTRY_HI) > lo:  # noqa: SIM102
-                if ld64(entry + X.ENTRY_WHAT) & ACCESS_ALIGNED == 0:
-                    compare(x, n, entry, addresses, lanes, size, ACCESS_WRITE, iid)
+            if ld64(entry + X.ENTRY_WHAT) & ACCESS_ALIGNED == 0 and may_meet(log, entry, lo, hi):
+                compare(x, n, entry, addresses, lanes, size, ACCESS_WRITE, iid)
     copies = copies_at(x, n)
     one = copies + X.COPY_HEAD + X.COPY * (ld64(copies) % X.COPY_MOST)
     st64(copies, ld64(copies) + 1)
@@ -269,7 +294,7 @@ def lanes_copy(x, n, addresses, lanes, size, seq, iid):
     st64(one + X.COPY_SIZE, size)
     st64(one + X.COPY_IID, iid)
     st64(one + X.COPY_LO, lo)
-    st64(one + X.COPY_HI, hi + size)
+    st64(one + X.COPY_HI, hi)
     copy_bytes(one + X.COPY_ADDRESSES, addresses, 8 * L.LANES)
 
 
@@ -288,6 +313,7 @@ def lanes_have_copied(x, w, n, lanes, component, seq):
             continue
         if mine & ~waited != 0:
             st64(one + X.COPY_WAITED, waited | mine)
+            note_blocks(log, one + X.COPY_ADDRESSES, mine & ~waited, ld64(one + X.COPY_SIZE))
             keep(
                 log, one + X.COPY_ADDRESSES, mine & ~waited, ld64(one + X.COPY_SIZE), ACCESS_WRITE,
                 ld64(one + X.COPY_LO), ld64(one + X.COPY_HI), 1, 1, ld64(one + X.COPY_IID), component, its,

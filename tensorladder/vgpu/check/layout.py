@@ -257,11 +257,13 @@ LOG_HEAD, LOG_MOST = 64, 16  # of writes, and as many of reads
  ENTRY_TOGETHER,  # all lanes have executed an .aligned instruction since
  ENTRY_RELEASED,  # lanes that have released since
  ENTRY_NUMBER) = range(0, 96, 8)  # fmt: skip
-ENTRY_ADDRESSES = 96  # i64 x 32
+ENTRY_BLOCKS = 96  # a bit for each 16 bytes that lanes touch, by their place in 4 KB: 256 bits
+ENTRY_ADDRESSES = 128  # i64 x 32
 ENTRY_SEEN = ENTRY_ADDRESSES + 256  # u32 x 32: lanes that a lane's access comes before
 ENTRY = ENTRY_SEEN + 128
 LOG_BYTES = LOG_HEAD + 2 * LOG_MOST * ENTRY
 LOG_NUMBER = 16  # entries so far
+LOG_BLOCKS = 24  # ENTRY_BLOCKS of the access that is looked at
 
 # ---------------------------------------------------------------- what releases of a warp left out
 LEFT_HEAD, LEFT_MOST = 64, 16
