@@ -75,8 +75,8 @@ SHAPES: dict[str, tuple[tuple[int, ...], int | None]] = {
     "fused-dsa-wgmma": ((4, 800, 13), 1),
     "fused-dsa-tcgen05": ((4, 1000, 16), 8),
     "fused-dsa-pipelined": ((4, 896, 14), 8),
-    "fused-topk-indexer-wgmma": ((3, 40, 2048), 2),
-    "fused-topk-indexer-tcgen05": ((3, 31, 1024), 1),
+    "fused-topk-indexer-wgmma": ((3, 44, 2048), 2),
+    "fused-topk-indexer-tcgen05": ((3, 29, 1024), 1),
     "v2-k-loop": ((128, 128, 256), None),
     "v3-grid": ((256, 128, 256), None),
     "v4-tma": ((128, 128, 448), None),
@@ -193,7 +193,8 @@ class Subject:
     def fate(self, which: str | None, mutant: Mutant) -> dict[str, Any]:
         """fate, and the kinds of what was found (of errors where there are any), and how the result was wrong."""
         found = self.fate_here(which, mutant)
-        if self.also is None or by_construction(mutant.op, mutant.change) or found["fate"] not in ("right", "not run"):
+        sure = found["fate"] == "right" and by_construction(mutant.op, mutant.change)
+        if self.also is None or sure or found["fate"] not in ("right", "not run"):
             return found
         there = self.also.fate_here(which, mutant)
         return found if there["fate"] == "not run" else there
