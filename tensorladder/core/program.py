@@ -34,8 +34,9 @@ class Launch:
 
     params: the parameter block, laid out as the kernel's `.param` declarations say (offsets, sizes, alignment).
     smem: dynamic shared memory in bytes. attributes: launch attributes that matter to the machine, by name:
-    "cooperative" (bool), "programmatic_stream_serialization" (bool). stream: handle of the CUDA stream that host code
-    named, 0 the default one; whoever runs the launch says what it means.
+    "cooperative" (bool), "programmatic_stream_serialization" (bool), "programmatic_event" and "launch_completion_event"
+    (handles of events). stream: handle of the CUDA stream that host code named, 0 the default one; whoever runs the
+    launch says what it means.
     """
 
     module: Module

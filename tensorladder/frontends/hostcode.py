@@ -69,8 +69,8 @@ ATTRIBUTES: dict[int, tuple[str, Callable[[Any], Any]] | None] = {
     8: ("priority", lambda v: ctypes.c_int32(v[0]).value),
     # Events that a launch records while it runs. Here it has run when its host function returns, and who waits for such
     # an event starts after the whole launch, which both allow.
-    7: None,  # programmatic event
-    12: None,  # launch completion event
+    7: ("programmatic_event", lambda v: v[0] | v[1] << 32),
+    12: ("launch_completion_event", lambda v: v[0] | v[1] << 32),
     11: None,  # preferred cluster dimension: the hardware may keep to the cluster dimension
     14: None,  # preferred shared memory carve-out
 }

@@ -271,6 +271,31 @@ SCRIPTS = {
     "cutlass: no order": (CUTE, "X = from_dlpack(x); twice(X, handle); twice(X, default)", ["twice"]),
     "cutlass: the current stream": (FFI, "compiled(x)", ["twice"]),
     "cutlass: waits for the current stream": (FFI, "torch.cuda.current_stream().wait_stream(side); compiled(x)", []),
+    "cutlass: an event that a launch records": (
+        CUTE, """
+            @cute.jit
+            def marked(x: cute.Tensor, stream: cuda.CUstream, event: cuda.CUevent):
+                twice_kernel(x).launch(grid=[1, 1, 1], block=[64, 1, 1], stream=stream, launch_completion_event=event)
+
+            done = torch.cuda.Event()
+            done.record()
+            X = from_dlpack(x)
+            marked(X, handle, cuda.CUevent(done.cuda_event))
+            torch.cuda.current_stream().wait_event(done)
+            twice(X, default)
+        """, [],
+    ),
+    "torch's events by their handles": (
+        BINDINGS, """
+            import torch
+            done = torch.cuda.Event()
+            launch(one, b, a)
+            done.record(torch.cuda.ExternalStream(int(one)))
+            ok(driver.cuStreamWaitEvent(two, driver.CUevent(done.cuda_event), 0))
+            launch(two, c, b)
+            assert int(driver.cuEventElapsedTime(event, event)[0]) == 400  # never recorded
+        """, [],
+    ),
     "graph: joined": (GRAPH.format("here.wait_stream(side)"), "y.add_(1)", []),
     "graph: a branch writes what the other one reads": (
         GRAPH.format("x.add_(0); here.wait_stream(side)"), "", ["a branch of a graph on the default stream"],
@@ -296,8 +321,9 @@ def findings(tmp_path, head, body):
 def test_what_orders_the_work_of_streams(tmp_path, name) -> None:
     head, body, words = SCRIPTS[name]
     pytest.importorskip({BINDINGS: "cuda.bindings", CUPY: "cuda.bindings", CORE: "cuda.bindings"}.get(head, "torch"))
-    if head in (CUTE, FFI):
-        pytest.importorskip("cutlass")
+    for needed in ("cutlass", "torch"):
+        if f"import {needed}" in head + body:
+            pytest.importorskip(needed)
     found = findings(tmp_path, head, body)
     assert [f.kind for f in found] == ["race"] * len(words), "\n".join(map(str, found))
     for finding, word in zip(found, words, strict=True):

@@ -142,10 +142,9 @@ class Events:
     def __init__(self, session: Session):
         self._session = session
         self._times: dict[int, float] = {}
-        self._next = itertools.count(1)
 
     def create(self, *_: Any) -> int:
-        return next(self._next)
+        return self._session.streams.new_event()
 
     def record(self, event: Any, stream: Any = 0, *_: Any) -> None:
         self._times[int(event)] = time.perf_counter()
@@ -164,6 +163,8 @@ class Events:
 
     def elapsed(self, start: Any, end: Any) -> float:
         """Milliseconds."""
+        if not {int(start), int(end)} <= self._times.keys():
+            raise DriverError("CUDA_ERROR_INVALID_HANDLE")  # never recorded
         self._session.note(TIMES_NOTE)
         return max((self._times[int(end)] - self._times[int(start)]) * 1e3, 1e-6)
 

@@ -56,13 +56,17 @@ class Graph:
 
 @dataclass(frozen=True)
 class _Placed:
-    """A stream whose launches are on the streams of the checker's order; at: which, by the one that a launch names."""
+    """A stream whose launches are on the streams of the checker's order."""
 
     stream: Stream
-    at: Callable[[int], int]
+    streams: Streams
 
     def enqueue(self, launch: Launch) -> None:
-        self.stream.enqueue(replace(launch, stream=self.at(launch.stream)))
+        on = self.streams.at(launch.stream)
+        self.stream.enqueue(replace(launch, stream=on))
+        for name in ("programmatic_event", "launch_completion_event"):
+            if launch.attributes.get(name):
+                self.streams.recorded(launch.attributes[name], on)
 
     def synchronize(self) -> None:
         self.stream.synchronize()
@@ -169,7 +173,7 @@ class Session:
         stream = self.new_stream([*self.ranges(), *(extra or [])])
         start = time.perf_counter()
         try:
-            result = enqueue(stream if self.order is None else _Placed(stream, self.streams.at))
+            result = enqueue(stream if self.order is None else _Placed(stream, self.streams))
             self.launches += 1
             stream.synchronize()
         except TensorladderError as error:

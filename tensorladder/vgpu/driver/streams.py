@@ -47,7 +47,8 @@ class Streams:
         self._session, self.order = session, order
         self._handles = itertools.count(0x5700_0000, 0x100)
         self._names: dict[int, str] = {}
-        self._events: dict[Any, Any] = {}
+        self._event_handles = itertools.count(1)
+        self._events: dict[int, Any] = {}
         self._local = threading.local()
         self._branches: dict[int, int] | None = None  # while a graph is replayed: its streams -> those of the replay
         self._replay: tuple[int, int, Any] = (0, 0, None)  # graph, stream, what came before the replay
@@ -59,6 +60,10 @@ class Streams:
         if self.order is not None:
             self.order.create(handle, blocking)
         return handle
+
+    def new_event(self) -> int:
+        """A new event's handle."""
+        return next(self._event_handles)
 
     @property
     def current(self) -> int:
@@ -100,15 +105,15 @@ class Streams:
         else:
             step()
 
-    def record(self, event: Any, stream: int) -> None:
-        """An event is recorded on a stream; event: what it is known by."""
+    def record(self, event: int, stream: int) -> None:
+        """An event is recorded on a stream."""
+        self._told(lambda: self.recorded(event, self.at(stream)))
 
-        def step() -> None:
-            self._events[event] = self.order.record(self.at(stream))
+    def recorded(self, event: int, stream: int) -> None:
+        """An event comes now, on a stream of the order."""
+        self._events[event] = self.order.record(stream)
 
-        self._told(step)
-
-    def wait(self, stream: int, event: Any) -> None:
+    def wait(self, stream: int, event: int) -> None:
         """A stream waits for an event; for one that was never recorded there is nothing to wait for."""
         self._told(lambda: self.order.wait(self.at(stream), self._events.get(event, {})))
 
@@ -116,11 +121,11 @@ class Streams:
         """A stream waits for all that another one has to do now."""
         self._told(lambda: self.order.wait(self.at(stream), self.order.record(self.at(other))))
 
-    def forget_event(self, event: Any) -> None:
+    def forget_event(self, event: int) -> None:
         """An event is no more."""
         self._events.pop(event, None)
 
-    def synchronize_event(self, event: Any) -> None:
+    def synchronize_event(self, event: int) -> None:
         """The host waits for an event, or sees that it has come."""
         if self.order is not None and not self._session.capturing:
             self.order.synchronize(self._events.get(event, {}))

@@ -7,7 +7,6 @@ events are those of the emulation, and the script's reader is told so.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import time
 import types
 import weakref
@@ -88,7 +87,6 @@ def _stream(session: Session) -> tuple[type, type]:
 
 
 def _event(session: Session) -> type:
-    handles = itertools.count(1)
     streams = session.streams
 
     def handle(stream: Any) -> int:
@@ -99,22 +97,18 @@ def _event(session: Session) -> type:
 
         def __init__(self, *_: Any, **__: Any):
             self._at = 0.0
-            self.cuda_event = next(handles)
-            weakref.finalize(self, streams.forget_event, self._key)
-
-        @property
-        def _key(self) -> tuple[str, int]:
-            return ("torch", self.cuda_event)
+            self.cuda_event = streams.new_event()
+            weakref.finalize(self, streams.forget_event, self.cuda_event)
 
         def record(self, stream: Any = None) -> None:
             self._at = time.perf_counter()
-            streams.record(self._key, handle(stream))
+            streams.record(self.cuda_event, handle(stream))
 
         def synchronize(self) -> None:
-            streams.synchronize_event(self._key)
+            streams.synchronize_event(self.cuda_event)
 
         def wait(self, stream: Any = None) -> None:
-            streams.wait(handle(stream), self._key)
+            streams.wait(handle(stream), self.cuda_event)
 
         def query(self) -> bool:
             self.synchronize()
