@@ -34,16 +34,20 @@ def keep(path: Path) -> None:
     """Add a run's lines to the results. Places in files that only this machine has are left out."""
     made = kept()
     for record in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
-        faults = [fault | {key: _place(fault[key]) for key in ("where", "other")} for fault in record["faults"]]
-        made[record["test"]] = {**record, "faults": faults}
+        made[record["test"]] = {**record, "faults": [_kept(fault) for fault in record["faults"]]}
     bench.keep(RESULTS, bench.emulator("peers-checked"), (made[test] for test in sorted(made)))
+
+
+def _kept(fault: dict[str, Any]) -> dict[str, Any]:
+    message = re.sub(r"(?<=\()/\S*/(?=[^/\s]+:\d+\))", "", fault["message"] or "")
+    return fault | {"message": message, "where": _place(fault["where"]), "other": _place(fault["other"])}
 
 
 def _place(where: dict[str, Any] | None) -> dict[str, Any] | None:
     if not where:
         return None
-    kept = {key: where[key] for key in ("what", "line", "kernel") if key in where}
-    return kept | ({"file": Path(where["file"]).name} if where.get("file") else {})
+    known = {key: where[key] for key in ("what", "line", "kernel") if key in where}
+    return known | ({"file": Path(where["file"]).name} if where.get("file") else {})
 
 
 def row(record: dict[str, Any]) -> tuple[str, ...]:
