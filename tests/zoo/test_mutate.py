@@ -7,8 +7,10 @@ import pytest
 
 pytest.importorskip("llvmlite")
 
+from benchmarks.mutation import writer
 from tensorladder import vgpu
 from tensorladder.core.findings import Report, Verdict
+from tensorladder.core.program import Launch, Module
 from tensorladder.zoo.mutate import schema
 
 KERNEL = """.version 8.6
@@ -97,3 +99,33 @@ def test_a_mutant_of_the_schema_is_the_kernel_without_the_instruction() -> None:
     (mutant,) = (m for m in MADE.mutants if m.what == f"{fence} removed")
     direct = vgpu.check(KERNEL.replace(f"{fence};", ""), "kernel", 1, 64, [np.zeros(4096, np.uint32)], timeout=60)
     assert [f.key() for f in check(mutant.number).findings] == [f.key() for f in direct.findings] != []
+
+
+READER = """.version 8.6
+.target sm_90a
+.address_size 64
+.visible .entry reader(.param .u64 a)
+{
+.reg .b32 %r<4>; .reg .b64 %rd<4>;
+ld.param.u64 %rd0, [a]; griddepcontrol.wait; ld.global.u32 %r0, [%rd0+1020]; st.global.u32 [%rd0], %r0; ret;
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("wait", "kinds"), [("griddepcontrol.wait;", set()), ("", {"race"})], ids=["waits", "does not"]
+)
+def test_the_launch_before_a_rung_shows_that_it_does_not_wait(wait, kinds) -> None:
+    checker = vgpu.Checker()
+    device = vgpu.Device(arch="sm_90a", checker=checker, timeout=60)
+    a = device.memory.empty("a", (256,), np.uint32)
+    a[...] = before = np.arange(256)
+    stream = device.stream()
+    stream.enqueue(writer("sm_90a", [a]))
+    module = Module(READER.replace("griddepcontrol.wait;", wait), "sm_90a")
+    params = int(a.ctypes.data).to_bytes(8, "little")
+    follows = {"programmatic_stream_serialization": True}
+    stream.enqueue(Launch(module, "reader", (1, 1, 1), (1, 1, 1), params, attributes=follows))
+    stream.synchronize()
+    assert {f.kind for f in checker.report("reader").findings} == kinds
+    assert a[0] == 255 and (a[1:] == before[1:]).all()
