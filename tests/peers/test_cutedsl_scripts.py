@@ -171,13 +171,16 @@ COURSE_SIZE = re.compile(r"^( +M, N, K = )\d{4}, .*$", re.M)
 COURSE_PRINTS = ["z0_swizzle", "z1_tv2mn"]
 
 
-def run(script: str, arch: str, arguments: str, policy: str = "eager") -> subprocess.CompletedProcess[str]:
+def run(
+    script: str, arch: str, arguments: str, policy: str = "eager", folder: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a script in a process of its own, in `folder` where it writes files."""
     command = checked.exec_command(script, arch, policy, arguments.split())
     # The examples import their neighbours by folder.
     root = script.split("/CuTeDSL/")[0] + "/CuTeDSL" if "/CuTeDSL/" in script else ""
     path = [root, str(checked.HOME), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, path))}
-    return subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment, cwd=folder)
 
 
 def assert_passed(done: subprocess.CompletedProcess[str]) -> None:
@@ -202,8 +205,8 @@ def test_examples_under_other_policies(checkout, script, arch, arguments, policy
 
 
 @pytest.mark.parametrize(("name", "arch"), COURSE)
-def test_course_script(checkout, name, arch) -> None:
-    done = run(str(checkout("learn-cutedsl", f"cutedsl/{name}.py")), arch, "")
+def test_course_script(checkout, tmp_path, name, arch) -> None:
+    done = run(str(checkout("learn-cutedsl", f"cutedsl/{name}.py")), arch, "", folder=tmp_path)
     assert_passed(done)
     assert "PASS" in done.stdout, done.stdout[-500:]
 
@@ -215,7 +218,7 @@ def test_course_script_at_512(checkout, tmp_path, name, arch, policy) -> None:
     source = checkout("learn-cutedsl", f"cutedsl/{name}.py").read_text()
     script = tmp_path / f"{name}.py"
     script.write_text(COURSE_SIZE.sub(r"\g<1>512, 512, 512", source))
-    done = run(str(script), arch, "", policy)
+    done = run(str(script), arch, "", policy, tmp_path)
     findings = os.environ.get(checked.FINDINGS)
     if name not in COURSE_AT_FAULT:
         assert_passed(done)
