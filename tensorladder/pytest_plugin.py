@@ -227,7 +227,7 @@ class _Plugin:
         if not found.findings:
             return
         item.user_properties += [("hazard", _on_one_line(f)) for f in found.findings]
-        text = "\n".join(str(finding) for finding in found.findings)
+        text = "\n".join(str(finding) for finding in found.grouped())
         report.vgpu_hazards = [f"{f.severity}: {f.kind}" for f in found.findings]  # type: ignore[attr-defined]
         if found.verdict is Verdict.ERROR and report.passed:
             report.outcome = "failed"

@@ -157,8 +157,9 @@ def text_of(judged: Judged, first: str = "") -> str:
     """A report for a person: the verdict (with `first` before it), then each finding with both places and the fix, then
     what a baseline has to say."""
     report: Report = judged.report
-    count = len(report.findings)
+    shown = report.grouped()
+    count = len(shown)
     lines = [f"{report.target}: {first}{report.verdict}" + (f", {count} finding{'s' * (count != 1)}" if count else "")]
-    for finding in report.findings:
+    for finding in shown:
         lines += ["", *(f"  {line}" for line in str(finding).splitlines())]
     return "\n".join([*lines, *judged.text()])

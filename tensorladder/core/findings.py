@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import total_ordering
 from typing import Any
 
@@ -134,7 +134,8 @@ class Finding:
     kind: a key of KINDS. message: one line, what is missing in plain words. where, other: the access that showed it and
     the one it collides with. fix: what usually mends it. verdict: the kind's unless a check knows better (a read of
     uninitialised memory is an error once its value leaves the CTA). policy, replay: of a check under several schedules,
-    the first that showed it, and the command that runs it alone; "" where there was one.
+    the first that showed it, and the command that runs it alone; "" where there was one. more: further (where, other)
+    of findings that say the same and were put together with this one (`Report.grouped`).
     """
 
     kind: str
@@ -145,6 +146,7 @@ class Finding:
     verdict: Verdict | None = None
     policy: str = ""
     replay: str = ""
+    more: tuple[tuple[Where, Where | None], ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -168,8 +170,11 @@ class Finding:
         return (self.kind, *sites)
 
     def to_json(self) -> dict[str, Any]:
-        """The contract's object: kind, message, where, other, fix, and the verdict; policy and replay where known."""
-        again = {"policy": self.policy, "replay": self.replay} if self.replay else {}
+        """The contract's object: kind, message, where, other, fix, and the verdict; policy and replay where known; more
+        (objects of where and other) where there are more places."""
+        again: dict[str, Any] = {"policy": self.policy, "replay": self.replay} if self.replay else {}
+        if self.more:
+            again["more"] = [{"where": a.to_json(), "other": b.to_json() if b else None} for a, b in self.more]
         return {
             "kind": self.kind,
             "message": self.message,
@@ -192,17 +197,35 @@ class Finding:
             verdict=Verdict(data["verdict"]) if data.get("verdict") else None,
             policy=data.get("policy") or "",
             replay=data.get("replay") or "",
+            more=tuple(
+                (Where.from_json(pair["where"]), Where.from_json(pair["other"]) if pair.get("other") else None)
+                for pair in data.get("more") or ()
+            ),
         )
 
     def __str__(self) -> str:
         lines = [f"{self.severity}: {self.kind}: {self.message}", f"  {self.where}"]
         if self.other:
             lines.append(f"  {self.other}")
+        if self.more:
+            lines.append(f"  and at {len(self.more)} more places: {_places([where for where, _ in self.more])}")
         if self.fix:
             lines.append(f"  fix: {self.fix}")
         if self.replay:
             lines.append(f"  replay: {self.replay}")
         return "\n".join(lines)
+
+
+def _places(wheres: list[Where]) -> str:
+    """The first few places, in short: lines of the source, or of the PTX."""
+    named = [f"{w.file}:{w.line}" if w.file and w.line else f"PTX line {w.ptx_line}" for w in wheres]
+    each = list(dict.fromkeys(named))
+    return ", ".join(each[:_PLACES_SHOWN]) + (", .." if len(each) > _PLACES_SHOWN else "")
+
+
+_PLACES_SHOWN = 6
+#: findings for review that say the same of one kernel, beyond which they are put together
+_ALIKE = 3
 
 
 @dataclass(frozen=True)
@@ -220,8 +243,24 @@ class Report:
         return {
             "target": self.target,
             "verdict": str(self.verdict),
-            "findings": [f.to_json() for f in self.findings],
+            "findings": [f.to_json() for f in self.grouped()],
         }
+
+    def grouped(self) -> list[Finding]:
+        """The findings to show: of those for review, more than three of one kernel that say the same (kind and fix) are
+        one, with the others' places in `more`. Errors stay single."""
+        alike: dict[tuple[Any, ...], list[Finding]] = {}
+        for n, f in enumerate(self.findings):
+            joins = f.severity is Verdict.REVIEW and f.where.cta is not None  # advice, of no CTA, has its own figures
+            key = (f.kind, f.fix, f.where.kernel, f.policy) if joins else (n,)
+            alike.setdefault(key, []).append(f)
+        shown = []
+        for group in alike.values():
+            if len(group) <= _ALIKE:
+                shown += group
+            else:
+                shown.append(replace(group[0], more=tuple((f.where, f.other) for f in group[1:])))
+        return sorted(shown, key=lambda f: f.severity.rank, reverse=True)
 
 
 def verdict_of(findings: Iterable[Finding]) -> Verdict:

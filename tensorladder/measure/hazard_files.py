@@ -111,7 +111,7 @@ def _testcase(suite: ET.Element, one: Judged) -> None:
     case = ET.SubElement(
         suite, "testcase", {"name": name, "classname": "tensorladder.check", "time": f"{one.seconds:.3f}"}
     )
-    text = _xml("\n\n".join(str(finding) for finding in report.findings))
+    text = _xml("\n\n".join(str(finding) for finding in report.grouped()))
     outcome = {Verdict.ERROR: "failure", Verdict.INCOMPLETE: "error"}.get(report.verdict)
     if outcome:
         kinds = ", ".join(dict.fromkeys(f.kind for f in report.findings if f.severity is report.verdict))

@@ -73,3 +73,21 @@ def test_words():
 def test_malformed_findings_are_refused(arguments):
     with pytest.raises(ValueError, match="finding"):
         Finding(*arguments)
+
+
+def test_findings_for_review_that_say_the_same_are_shown_as_one():
+    def at(line: int, kernel: str = "k", verdict: Verdict = Verdict.REVIEW) -> Finding:
+        where = Where("ld", "k.py", line, kernel=kernel, cta=(0, 0, 0))
+        return Finding("tcgen05-order", f"line {line}", where, Where("st"), "a fence", verdict)
+
+    many = summarise(
+        "t", [at(n) for n in range(1, 6)] + [at(9, "other"), *(at(n, "k", Verdict.ERROR) for n in range(10, 15))]
+    )
+    assert len(many.findings) == 11
+    shown = many.grouped()
+    assert [f.where.line for f in shown] == [10, 11, 12, 13, 14, 1, 9]
+    assert [where.line for where, _ in shown[5].more] == [2, 3, 4, 5]
+    assert "and at 4 more places: k.py:2, k.py:3, k.py:4, k.py:5" in str(shown[5])
+    (record,) = (r for r in many.to_json()["findings"] if "more" in r)
+    assert Finding.from_json(record) == shown[5]
+    assert summarise("t", [at(1), at(2), at(3)]).grouped() == [at(1), at(2), at(3)]

@@ -175,6 +175,11 @@ def test_an_arrival_of_cta_scope_hands_nothing_to_another_cta() -> None:
     assert check(body.replace("{scope}", "cluster"), grid=2, cluster=2).verdict is Verdict.CLEAN
     assert errors(check(body.replace("{scope}", "cta"), grid=2, cluster=2)) == {"scope"}
     assert check(body.replace("release.{scope}.", ""), grid=2, cluster=2).verdict is Verdict.CLEAN  # as CUTLASS does
+    # a read after the arrival is a race whatever the scope
+    read = "mapa.shared::cluster.u32 %r9, %r3, 0; ld.shared::cluster.u32 %r5, [%r9];"
+    late = body.replace("_, [%r7]; bra OUT;", "_, [%r7]; " + read + " bra OUT;")
+    first, _, rest = late.partition("mapa.shared::cluster.u32 %r7, %r3, 0; ld.shared::cluster.u32 %r5, [%r7];")
+    assert rest and errors(check((first + rest).replace("{scope}", "cta"), grid=2, cluster=2)) == {"race"}
 
 
 # ---------------------------------------------------------------- lanes of one warp

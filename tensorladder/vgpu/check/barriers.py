@@ -211,7 +211,8 @@ def out_of_scope(x, n, b, flags, iid):
     mine = n // ld64(x + X.X_WARPS)
     if flags & SCOPE_CTA == 0 or ld64(b + X.B_SLOT) == mine:
         return False
-    too_narrow(x, mine, ld64(b + X.B_SLOT), iid)
+    too_narrow(x, mine, ld64(b + X.B_SLOT), iid, known(x, n))
+    tick(x, n)
     return True
 
 

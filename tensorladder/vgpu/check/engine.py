@@ -63,6 +63,7 @@ class Watch:
             X.X_FINDINGS: X.FINDINGS * X.F_BYTES, X.X_HASH: 8 * X.HASH_SLOTS,
             X.X_BARS: 2 * 16 * unit.slots * clock, X.X_CLUSTERS: 4 * clusters * clock,
             X.X_SYNC: X.SYNC_BYTES * X.SYNC_SLOTS, X.X_SYNC_CLOCKS: 2 * X.SYNC_MOST * clock, X.X_EDGES: 24 * X.EDGES,
+            X.X_EDGE_CLOCKS: X.EDGES * clock,
             X.X_FENCES: 3 * (X.FENCE_HEAD + (X.FENCE_MOST + 1) * clock), X.X_STARTED: 24 * X.STARTED,
             X.X_VISITS: 8 * size * warps, X.X_RELAXED: 2 * warps * clock, X.X_LANE_LOG: warps * X.LOG_BYTES,
             X.X_LEFT: warps * X.LEFT_BYTES,

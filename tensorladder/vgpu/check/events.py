@@ -305,8 +305,10 @@ def on_issue(x, w, op, n, lanes, iid):
         on_tc_commit(x, op, n, lane, iid)
     elif kind == L.OP_TC_CP:
         on_copy(x, op, n, lane, iid)
+        st32(record_of(x, n) + X.Z_TC_LAST + 4 * lane, iid)
     elif kind == L.OP_TC_SHIFT:
         on_shift(x, op, n, lane, iid)
+        st32(record_of(x, n) + X.Z_TC_LAST + 4 * lane, iid)
 
 
 @helper

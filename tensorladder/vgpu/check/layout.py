@@ -70,7 +70,7 @@ X_COPIES = 368  # whether there is a cp.async
 X_ADVICE = 376  # rows of (accesses, units taken, least units) i64 by instruction (advice.py), 0: none
 X_ROWS = 416
 X_SCOPED = 424  # whether the kernel has scopes that are narrower than the GPU: ROW_NARROW is there
-X_EDGES = 432  # ring of orderings that were too narrow: (CTA's slot that released, that acquires, instruction), i64
+X_EDGES = 432  # ring of orderings that were too narrow: (slot of the CTA that released, that acquires, instruction)
 X_NEDGES = 440
 X_SYNC_FIRST = 448  # the table's first row
 X_FENCES = 456  # rings of proxy fences (fences.py): FENCED_*
@@ -94,6 +94,7 @@ X_CARRIES = X_BAR_DOUBTS + 8  # what is accessed takes undefined bytes along: to
 X_LEFT = X_CARRIES + 8  # what releases by some lanes of a warp left out (elected.py)
 X_ANY_LEFT = X_LEFT + 8  # whether there is any
 X_COPY_LOG = X_ANY_LEFT + 8  # cp.async by lane (lanes.py), 0: there are none
+X_EDGE_CLOCKS = X_COPY_LOG + 8  # what each would have handed on (V)
 X_BYTES = 768
 
 FINDINGS = 1024

@@ -126,13 +126,14 @@ def entry_clocks(x, entry):
 
 # ---------------------------------------------------------------- orderings that are too narrow, for findings
 @helper
-def too_narrow(x, releaser, acquirer, iid):
-    """Note that an instruction's scope leaves out the other CTA's threads (slots), who look at what it publishes."""
+def too_narrow(x, releaser, acquirer, iid, clock):
+    """Note that an instruction's scope leaves out the other CTA's threads (slots), who look at what it publishes: V."""
     count = ld64(x + X.X_NEDGES)
     at = ld64(x + X.X_EDGES) + 24 * (count % X.EDGES)
     st64(at, releaser)
     st64(at + 8, acquirer)
     st64(at + 16, iid)
+    copy(x, ld64(x + X.X_EDGE_CLOCKS) + count % X.EDGES * ld64(x + X.X_CLOCK_BYTES), clock)
     st64(x + X.X_NEDGES, count + 1)
 
 
@@ -155,10 +156,11 @@ def look_for_narrow(x, n, address, level, iid):
     mine = n // ld64(x + X.X_WARPS)
     its = wrote >> 40
     need = level_between(x, its, mine)
+    published = entry_clocks(x, entry_at(x, key_of(x, its * ld64(x + X.X_WARPS), address, LEVEL_CTA), 1))
     if (wrote >> 32) & 3 < need:
-        too_narrow(x, its, mine, wrote & 0xFFFFFFFF)
+        too_narrow(x, its, mine, wrote & 0xFFFFFFFF, published)
     elif level < need:
-        too_narrow(x, its, mine, iid)
+        too_narrow(x, its, mine, iid, published)
     else:
         st64(record_of(x, n) + X.Z_SAW, its + 1)
 
@@ -259,7 +261,7 @@ def memory_fence(x, n, what, iid):
         mine = n // ld64(x + X.X_WARPS)
         its = ld64(z + X.Z_SAW) - 1
         if level < level_between(x, its, mine):
-            too_narrow(x, its, mine, iid)
+            too_narrow(x, its, mine, iid, pending_at(x, n, LEVEL_GPU))
     take_pending(x, n, level)
     st64(z + X.Z_FENCE, iid | level << 32 | 1 << 40)
     size = ld64(x + X.X_CLOCK_BYTES)

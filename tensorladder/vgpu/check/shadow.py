@@ -61,7 +61,8 @@ def found(x, code, site, epoch, other_site, other, a, b):
     y = ld64(x + X.X_Y)
     warps = ld64(x + X.X_WARPS)
     if code == X.RACE_WW or code == X.RACE_WR or code == X.RACE_RW or code == X.RACE_SAME:
-        st64(f + X.F_A, narrow_between(x, (other_site >> 20) % (warps * ld64(x + X.X_SLOTS)) // warps, warp // warps))
+        theirs = (other_site >> 20) % (warps * ld64(x + X.X_SLOTS)) // warps
+        st64(f + X.F_A, narrow_between(x, theirs, warp // warps, other))
     st64(f + X.F_LINEAR, ld64(y + warp // warps * X.Y_BYTES + X.Y_LINEAR))
     st64(
         f + X.F_OTHER_LINEAR,
@@ -70,12 +71,13 @@ def found(x, code, site, epoch, other_site, other, a, b):
 
 
 @helper
-def narrow_between(x, a, b):
-    """Instruction + 1 that would have ordered the CTAs of two slots but for its scope, 0: none."""
+def narrow_between(x, a, b, epoch):
+    """Instruction + 1 that would have ordered an access of slot a's CTA before slot b's, but for its scope; 0: none."""
     count = ld64(x + X.X_NEDGES)
     for k in range(min(count, X.EDGES)):
         at = ld64(x + X.X_EDGES) + 24 * k
-        if (ld64(at) == a and ld64(at + 8) == b) or (ld64(at) == b and ld64(at + 8) == a):
+        clock = ld64(x + X.X_EDGE_CLOCKS) + k * ld64(x + X.X_CLOCK_BYTES)
+        if ld64(at) == a and ld64(at + 8) == b and clock_of(clock, (epoch >> 48) - 1) >= (epoch >> 16) & 0xFFFFFFFF:
             return ld64(at + 16) + 1
     return 0
 

@@ -226,8 +226,8 @@ def _finding(reader: Reader, row: list[int]) -> Finding:
         verdict = Verdict.ERROR
     barrier = f"the mbarrier at shared+{field['lo']:#x}"
     text = message.format(
-        a=a, b=b, barrier=barrier, space=space, here=short(here.what), other=short(other.what) if other else "",
-        source=_source(other),
+        a=a, b=b, barrier=barrier, space=(space or "").removesuffix(" memory"), here=short(here.what),
+        other=short(other.what) if other else "", source=_source(other),
     )  # fmt: skip
     if code in _BY_ABSENT and other is not None and other.what.startswith("shfl"):
         kind, fix = "collective", "shuffle among lanes that take part alone, or use what comes of present lanes only"
