@@ -271,6 +271,31 @@ SCRIPTS = {
     "cutlass: no order": (CUTE, "X = from_dlpack(x); twice(X, handle); twice(X, default)", ["twice"]),
     "cutlass: the current stream": (FFI, "compiled(x)", ["twice"]),
     "cutlass: waits for the current stream": (FFI, "torch.cuda.current_stream().wait_stream(side); compiled(x)", []),
+    "torch: freed while a stream uses it": (
+        TORCH, """
+            torch.cuda.synchronize()
+            z = torch.ones(64, device="cuda")
+            side.wait_stream(main)
+            with side: y.add_(z)
+            del z
+            w = torch.ones(64, device="cuda")
+        """, ["a float32 tensor of 256 bytes is freed, which aten.add_ on stream 1 reads: the default stream"],
+    ),
+    "torch: freed when all is done with it": (
+        TORCH, """
+            torch.cuda.synchronize()
+            for way in range(4):
+                z = torch.ones(64, device="cuda")
+                side.wait_stream(main)
+                with side: y.add_(z)
+                if way == 0: z.record_stream(side)
+                if way == 1: main.wait_stream(side)
+                if way == 2: torch.cuda.synchronize()
+                if way == 3: kept = z
+                del z
+                w = torch.ones(64, device="cuda")
+        """, [],
+    ),
     "cutlass: an event that a launch records": (
         CUTE, """
             @cute.jit
@@ -327,5 +352,7 @@ def test_what_orders_the_work_of_streams(tmp_path, name) -> None:
     found = findings(tmp_path, head, body)
     assert [f.kind for f in found] == ["race"] * len(words), "\n".join(map(str, found))
     for finding, word in zip(found, words, strict=True):
-        assert word in finding.message and "no event, wait or synchronisation" in finding.message
-        assert (finding.where.file or finding.where.ptx_line) and "wait for it before" in finding.fix
+        assert word in finding.message and (finding.where.file or finding.where.ptx_line)
+        freed = "is freed" in word
+        assert str(finding.severity) == ("review" if freed else "error")
+        assert ("record_stream" if freed else "wait for it before") in finding.fix

@@ -16,7 +16,7 @@ from tensorladder.core.program import Launch, Module
 from tensorladder.vgpu import Device
 from tensorladder.vgpu.check import Checker
 from tensorladder.vgpu.check.footprints import KINDS, READ, STRONG_WRITE, WRITE, Accessed, laid_over, runs_of, without
-from tensorladder.vgpu.check.streams import HOST, LEGACY, Order
+from tensorladder.vgpu.check.streams import HOST, LEGACY, Freed, Order
 
 N = 256
 PTX = """.version 8.0
@@ -208,9 +208,9 @@ def test_the_host_waits_for_what_it_synchronises_with() -> None:
 
 
 def test_memory_that_was_freed_is_forgotten() -> None:
-    assert ordered(3, lambda o: o.forget(0, 8), 5)
-    assert not ordered(3, lambda o: o.forget(4, 8), 5)
-    assert ordered(3, lambda o: (o.forget(16, 32), o.forget(0, 2), o.forget(2, 4)), 5)
+    assert ordered(3, lambda o: o.forget(Freed(0, 8)), 5)
+    assert not ordered(3, lambda o: o.forget(Freed(4, 8)), 5)
+    assert ordered(3, lambda o: (o.forget(Freed(16, 32)), o.forget(Freed(0, 2)), o.forget(Freed(2, 4))), 5)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -19,8 +19,20 @@ from pathlib import Path
 
 import numpy as np
 
-from tensorladder.core.findings import Finding, Where
-from tensorladder.vgpu.check.footprints import END, NUMBER, SITE, START, Accessed, Kind, Runs, laid_over, runs_of
+from tensorladder.core.findings import Finding, Verdict, Where
+from tensorladder.vgpu.check.footprints import (
+    END,
+    NOTHING,
+    NUMBER,
+    SITE,
+    START,
+    WRITE,
+    Accessed,
+    Kind,
+    Runs,
+    laid_over,
+    runs_of,
+)
 
 Clock = dict[int, int]
 """Stream -> how many of its operations have happened before."""
@@ -77,6 +89,21 @@ _Side = tuple[Work, int, str]
 """An access of a finding: the operation, the site, what it does."""
 
 
+@dataclass(frozen=True)
+class Freed:
+    """Memory that is no more. what: in words. home: the stream whose next work may be given it at once, None: it comes
+    back when all is done. users: streams that the allocator waits for (Tensor.record_stream)."""
+
+    start: int
+    end: int
+    what: str = "memory"
+    home: int | None = None
+    users: frozenset[int] = frozenset()
+
+    def runs(self) -> Runs:
+        return runs_of(np.array([self.start]), np.array([self.end]))
+
+
 @dataclass
 class _Stream:
     name: str
@@ -126,7 +153,7 @@ class Order:
             PER_THREAD: _Stream("the per-thread default stream", True),
             HOST: _Stream("the host", False),
         }
-        self._freed: list[tuple[int, int]] = []
+        self._freed: list[Freed] = []
         self._running: set[int] = set()  # streams with operations that the host has not waited for
         self._kept: set[int] = set()  # streams whose accesses are kept
         self._later: set[int] = set()  # serials of operations that are enqueued and have not run
@@ -213,9 +240,9 @@ class Order:
         self._later.discard(work.serial)
 
     # ------------------------------------------------------------ accesses
-    def forget(self, start: int, end: int) -> None:
+    def forget(self, freed: Freed) -> None:
         """Memory was freed. Called at any time (by the garbage collector): taken note of at the next operation."""
-        self._freed.append((start, end))
+        self._freed.append(freed)
 
     def accessed(self, work: Work, footprint: Mapping[Kind, Runs]) -> None:
         """What an operation accesses: findings where nothing orders it, then it is kept for later ones."""
@@ -245,13 +272,36 @@ class Order:
         freed = []
         while self._freed:
             freed.append(self._freed.pop())
-        if not freed:
+        if not freed or not self._kept:
             return
-        cover = runs_of(*np.array([[start, end] for start, end in freed], np.int64).T[:, :1])
-        for start, end in freed[1:]:
-            cover = laid_over(cover, runs_of(np.array([start]), np.array([end])))
+        for one in freed:
+            for finding in self._still_used(one):
+                self._found(finding)
+        cover = NOTHING
+        for one in freed:
+            cover = laid_over(cover, one.runs())
         for handle in self._kept:
             self._streams[handle].forget(cover)
+
+    def _still_used(self, freed: Freed) -> Iterator[Finding]:
+        """What other streams may still do with memory that the allocator can give to the next work of its own."""
+        if freed.home is None:
+            return
+        home = self._now(freed.home)
+        for handle in sorted(self._kept - {freed.home, *freed.users}):
+            stream, seen = self._streams[handle], home.get(handle, 0)
+            if stream.last <= seen:
+                continue
+            for _, (wrote, _), rows, _ in stream.merged().collisions({WRITE: freed.runs()}, seen):
+                work = stream.works[int(rows[-1, NUMBER])]
+                name, does = self.name(freed.home), "writes" if wrote else "reads"
+                message = (
+                    f"{freed.what} is freed, which {self._named(work)} {does}: {name}, where it was made, has not "
+                    "waited for that, and its next allocation may be given the same memory"
+                )
+                fix = f"Tensor.record_stream({stream.name}) before it goes, or let {name} wait for {stream.name}"
+                yield Finding("race", message, work.place(int(rows[-1, SITE])), None, fix, Verdict.REVIEW)
+                break
 
     def _collisions(self, work: Work, other: _Stream, new: Mapping[Kind, Runs], seen: int) -> Iterator[Finding]:
         for (writes, _), (wrote, _), rows, sites in other.merged().collisions(new, seen):

@@ -30,7 +30,8 @@ TIMES_NOTE = "times are the emulation's wall time, not a GPU's"
 class HostRange:
     """Host memory that launches may touch: bytes [address, address + size), with what a message may say of it.
 
-    shape and strides (in bytes) where one dense array fills the range. owner keeps it alive.
+    shape and strides (in bytes) where one dense array fills the range. owner keeps it alive. home: the stream whose
+    work may be given the memory as soon as it is freed, as torch's allocator does; None: freed when all is done.
     """
 
     name: str
@@ -40,6 +41,7 @@ class HostRange:
     strides: tuple[int, ...] | None = None
     itemsize: int = 1
     owner: Any = None
+    home: int | None = None
 
 
 Step = Launch | Callable[[], None]
@@ -91,6 +93,7 @@ class Session:
     tensor_types: tuple[type, ...] = ()
     order: Any = None
     _tracked: dict[int, tuple[weakref.ref[Any], HostRange]] = field(default_factory=dict)
+    _users: dict[int, frozenset[int]] = field(default_factory=dict)
     _notes: set[str] = field(default_factory=set)
     _captured: Graph | None = None
     _held: list[Any] | None = None
@@ -194,14 +197,23 @@ class Session:
 
         def gone(_: Any) -> None:
             _, range_ = self._tracked.pop(key, (None, None))
+            users = self._users.pop(key, frozenset())
             if self.order is not None and range_ is not None:
-                self.order.forget(range_.address, range_.address + range_.size)
+                from ..check.streams import Freed
+
+                what = f"a {range_.name} of {range_.size} bytes"
+                self.order.forget(Freed(range_.address, range_.address + range_.size, what, range_.home, users))
 
         if self._held is not None:
             self._held.append(owner)
         known = self._tracked.get(key)
         if range_.size and (known is None or (known[1].shape is None and range_.shape is not None)):
+            range_ = range_ if known is None else replace(range_, home=known[1].home)
             self._tracked[key] = (weakref.ref(owner, gone), range_)
+
+    def used_on(self, owner: Any, stream: int) -> None:
+        """Memory of `owner` is given back only when a stream is done with it, too (Tensor.record_stream)."""
+        self._users[id(owner)] = self._users.get(id(owner), frozenset()) | {stream}
 
     def tracks(self, owner: Any) -> bool:
         """Whether this is an owner of device memory."""

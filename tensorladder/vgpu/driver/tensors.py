@@ -8,6 +8,7 @@ tensors, with their gradients, run in float32 and are rounded once, as on a GPU;
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -73,8 +74,11 @@ class CudaTensor(torch.Tensor):
                 mode.host_waits()
         return copy
 
-    def record_stream(self, _: Any) -> None:
-        """Memory is given back when nobody holds it any more, and no stream is late."""
+    def record_stream(self, stream: Any) -> None:
+        """Memory is given back when nobody holds it any more and what the stream has to do by then is done."""
+        for mode in _get_current_function_mode_stack():
+            if isinstance(mode, OnHost):
+                mode.used_on(self, stream)
 
     def numpy(self, *_: Any, **__: Any) -> Any:
         raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first.")
@@ -226,6 +230,10 @@ class OnHost(TorchFunctionMode):
             return True
         return False
 
+    def used_on(self, tensor: CudaTensor, stream: Any) -> None:
+        """Tensor.record_stream."""
+        self._session.used_on(plain(tensor).untyped_storage(), stream.cuda_stream)
+
     def host_waits(self) -> None:
         """The host waits for the current stream."""
         streams = self._session.streams
@@ -260,7 +268,8 @@ class OnHost(TorchFunctionMode):
             streams.accessed(streams.current, name or "a copy", writes=[_extent(fresh)])
 
     def _track(self, tensor: CudaTensor) -> None:
-        self._session.track(plain(tensor).untyped_storage(), _memory_of(plain(tensor)))
+        home = None if self._session.capturing else self._session.streams.current  # a graph's memory is its own
+        self._session.track(plain(tensor).untyped_storage(), replace(_memory_of(plain(tensor)), home=home))
 
     def _cuda(self, tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         return tensor if isinstance(tensor, CudaTensor) else _as_cuda(tensor.clone())
