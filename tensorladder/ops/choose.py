@@ -1,10 +1,13 @@
-"""Which kernel with which knobs for which product: of all that do it, what the models say is fastest."""
+"""Which kernel with which knobs for which product: of all that do it, what is fastest by the models, and by what was
+measured where that is near.
+"""
 
 from __future__ import annotations
 
 import functools
 
 from tensorladder.core.errors import UsageError
+from tensorladder.ops import measured
 from tensorladder.ops.kernels import Choice, Product, taking
 from tensorladder.ops.models import MODELS
 from tensorladder.rungs.parts.form import Form
@@ -12,9 +15,21 @@ from tensorladder.rungs.parts.form import Form
 ARCH = "sm_90a"
 
 
-def predicted(one: Choice, product: Product, sm_count: int) -> float:
+def modelled(one: Choice, product: Product, sm_count: int) -> float:
     """Microseconds that a product takes, by the kernel's model."""
     return MODELS[one.kernel].us(dict(one.knobs), product, sm_count)
+
+
+def predicted(one: Choice, product: Product, sm_count: int) -> float:
+    """Microseconds that a product takes, by the kernel's model and what was measured near by."""
+    return modelled(one, product, sm_count) * _corrections(product, sm_count).get(measured.alike(one), 1.0)
+
+
+@functools.lru_cache(maxsize=256)
+def _corrections(product: Product, sm_count: int) -> dict[Choice, float]:
+    if sm_count != measured.SMS:
+        return {}
+    return measured.corrections(product, lambda one, there: modelled(one, there, sm_count))
 
 
 @functools.lru_cache(maxsize=1024)

@@ -1,15 +1,15 @@
 """How long a kernel with certain knobs takes for a product on an H200, in microseconds: one model a kernel.
 
-They count waves: the busiest SM's tiles, one after the other. A K step of a tile takes the longest of what its
-multiplications take at the tensor cores' rate, what a ring of so many stages takes for a request to global memory, what
-the operands of all tiles that run at a time take from L2, and what those of them that nobody has read yet take from
-global memory. The constants are fitted to the times in tests/data/silicon/choice_h200.jsonl (bf16, one product).
+They count waves: the busiest SM's tiles, one after the other. A K step of a tile takes the longer of what its
+multiplications take at the tensor cores' rate and what the way of its operands takes (`way`). The constants are fitted
+to times of all candidates on bf16 products (`RATES`, tests/data/silicon/choice_h200.jsonl); what they leave out is made
+good near the shapes that were measured (`ops.measured`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from math import ceil, inf, log2
+from math import ceil, gcd, hypot, inf, log2
 from typing import Any, NamedTuple
 
 from tensorladder.ops import unmeasured
@@ -20,7 +20,11 @@ BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}  # of an element; all others have one
 ROW = 128  # bytes of a K step
 SMEM = 227 * 1024  # bytes that a CTA can have
 SMS = 132  # of an H200
-CLOCKS_A_US = 1750.0
+RING = 150_000  # bytes of shared memory that stages of split-K have at least, where passes can give it to them
+CLOCKS_A_US = 1980.0
+UNKNOWN = 4.0  # times as long, where a tile is so empty that it was not measured: the fit says nothing there
+#: of all SMs, those that clusters of so many CTAs can occupy at a time: some groups of SMs have odd ones out
+USABLE = {3: 39 / 44, 4: 30 / 33, 8: 30 / 33}
 
 
 class Model(NamedTuple):
@@ -32,29 +36,40 @@ class Model(NamedTuple):
     us: Callable[[dict[str, Any], Product, int], float]
 
 
-def bytes_of(dtype: str) -> int:
-    """Of an element."""
-    return BYTES.get(dtype, 1)
+class Rates(NamedTuple):
+    """What limits a kernel, an SM's clocks unless said otherwise.
 
+    multiply: times the clocks of the tensor cores' peak that multiplications take. step: clocks a K step besides.
+    latency: until the bytes of a request are there; shared: times as long for a ring that a cluster fills together,
+    less 1. memory, l2: bytes a clock that global memory, and L2, give to all SMs; arriving: that an SM takes.
+    split_lines: bytes from L2 that a byte costs besides, by the largest power of two that divides the pitch of an
+    operand in bytes, where that is less than a line of 128: a row of a box then lies in two lines. absent: clocks, of
+    all SMs, of a row of A, and of B, that a box asks for outside of its matrix. element: of an element of C, where
+    nothing hides its epilogue. ramp: until the first bytes are there, for operands of so many MB or more. launch:
+    microseconds. whole: bytes a microsecond of global memory over a whole launch, and flops / 1e6 that the card's power
+    allows.
+    """
 
-def two_lines(major: str, rows: int, k: int, size: int) -> bool:
-    """Whether an operand, where it is dense, has a pitch that is no multiple of 128 bytes: each row of a box then lies
-    in two lines of L2."""
-    return (k if major == "k" else rows) * size % ROW != 0
-
-
-LATENCY = 3046.0  # clocks from a request to global memory until its bytes are there, under load
-L2_FILLED = 10070.0  # bytes a clock that L2 takes from global memory while it gives none
-L2_OF_ALL = 8000.0  # bytes a clock that arrive at all SMs together, at most
-UNKNOWN = 4.0  # times as long, where a tile is so empty that it was not measured: the fit says nothing there
-#: of all SMs, those that clusters of so many CTAs can occupy at a time: some groups of SMs have odd ones out
-USABLE = {3: 39 / 44, 4: 30 / 33, 8: 30 / 33}
+    multiply: float
+    step: dict[str, float]
+    latency: float
+    shared: float
+    memory: float
+    l2: float
+    arriving: float
+    split_lines: dict[int, float]
+    absent: tuple[float, float]
+    element: float
+    ramp: tuple[float, float]
+    launch: float
+    whole: tuple[float, float]
 
 
 class Tiles(NamedTuple):
     """How a kernel cuts a product. down, across: clusters' tiles along M, and along N of all products. steps: K steps
     of a tile. ahead: of them that are under way. ctas: of a cluster. resident: clusters at a time. load: bytes that
-    arrive at an SM a step. rows, cols: bytes of A and of B that a cluster reads a step."""
+    come from L2 to a CTA a step. absent: clocks of the rows that it asks for outside of A and B. rows, cols: bytes
+    of A and of B that a cluster reads a step; all_rows, all_cols: that all clusters do."""
 
     down: int
     across: int
@@ -63,25 +78,93 @@ class Tiles(NamedTuple):
     ctas: int
     resident: int
     load: float
+    absent: float
     rows: float
     cols: float
+    all_rows: float
+    all_cols: float
 
 
-def main_loops(tiles: Tiles, raster: float, multiply: float, arriving: float, memory: float) -> tuple[float, int]:
-    """(clocks of the busiest SM's K steps, waves). multiply: clocks of a step's multiplications. arriving, memory:
-    bytes a clock that an SM takes and that global memory gives, at most."""
+def bytes_of(dtype: str) -> int:
+    """Of an element."""
+    return BYTES.get(dtype, 1)
 
-    def step(clusters: int) -> float:
-        """Clocks of a K step of so many clusters at a time."""
-        high = min(tiles.down, raster, clusters)
-        wide = min(tiles.across, ceil(clusters / high))
-        fresh = high * tiles.rows + wide * tiles.cols  # bytes that nobody has read yet
-        arrive = max(tiles.load / arriving, tiles.load * clusters * tiles.ctas / L2_OF_ALL + fresh / L2_FILLED)
-        return max(multiply, LATENCY / tiles.ahead, arrive, fresh / memory)
 
-    waves, rest = divmod(tiles.down * tiles.across, tiles.resident)
-    clocks = tiles.steps * (waves * step(tiles.resident) + (step(rest) if rest else 0.0))
-    return clocks, waves + (rest > 0)
+def share(busy: float) -> float:
+    """The part of global memory's rate that is asked for where this part of the SMs has work. SMs come in pairs that
+    have one way to memory: with one of each at work nearly all of it is taken, and a few more take turns."""
+    return min(1.15 * busy, 0.5) if busy <= 0.5 else max(busy, min(0.5 + 8 * (busy - 0.5), 1.0))
+
+
+def way(tiles: Tiles, rates: Rates, raster: float, clusters: int) -> float:
+    """Clocks of the way of a K step's operands, where so many clusters work at a time."""
+    # Where a band of `raster` rows is too narrow for all, the next ones have begun.
+    high = min(tiles.down, max(raster, ceil(clusters / tiles.across)), clusters)
+    wide = min(tiles.across, ceil(clusters / high))
+    fresh = min(high * tiles.rows, tiles.all_rows) + min(wide * tiles.cols, tiles.all_cols)  # nobody has read them yet
+    busy, ctas = clusters / tiles.resident, clusters * tiles.ctas
+    waits = rates.latency / tiles.ahead * (1 + rates.shared * (tiles.ctas > 1))
+    memory = fresh / rates.memory * share(busy) / busy
+    return hypot(waits, memory, tiles.load * ctas / rates.l2, tiles.load / rates.arriving) + tiles.absent * ctas
+
+
+def waves_of(tiles: Tiles) -> list[tuple[int, int]]:
+    """(how many, clusters at a time) of whole waves, and of the last."""
+    whole, rest = divmod(tiles.down * tiles.across, tiles.resident)
+    return [(count, clusters) for count, clusters in ((whole, tiles.resident), (1, rest)) if count and clusters]
+
+
+def launched(rates: Rates, product: Product, clocks: float) -> float:
+    """Microseconds of a launch whose busiest SM works for so many clocks."""
+    m, n, k, l, form = product
+    size, columns = bytes_of(form.dtype), n * (2 if form.gated else 1)
+    operands = (m + columns) * k * l * size
+    ramp = rates.ramp[0] * min(operands / (rates.ramp[1] * 1e6), 1.0)
+    memory = (operands + m * n * l * bytes_of(form.out)) / rates.whole[0]
+    power = m * columns * k * l * size / 1e6 / rates.whole[1]  # 8-bit floats take half as much
+    return rates.launch + hypot((clocks + ramp) / CLOCKS_A_US, memory, power)
+
+
+class Operand(NamedTuple):
+    """What a kernel's tile has of a matrix. extent: the matrix's rows (those of B and U, where there are two).
+    pitch: bytes to the next line. rows: of a cluster's tile. loaded: of these, that come from L2 to a CTA."""
+
+    extent: int
+    pitch: int
+    rows: int
+    loaded: float
+
+
+def operands(product: Product, a: tuple[int, float], b: tuple[int, float]) -> tuple[Operand, Operand]:
+    """A and B of a product, dense. a, b: `rows` and `loaded`."""
+    m, n, k, _, form = product
+    size = bytes_of(form.dtype)
+
+    def one(extent: int, parts: int, major: str, tile: tuple[int, float]) -> Operand:
+        return Operand(extent * parts, (k if major == "k" else extent) * size, *tile)
+
+    return one(m, 1, form.a_major, a), one(n, 2 if form.gated else 1, form.b_major, b)
+
+
+def cut(
+    rates: Rates, product: Product, pair: tuple[Operand, Operand], steps: int, ahead: int, ctas: int, resident: int,
+    split: int = 1,
+) -> Tiles:  # fmt: skip
+    """pair: the operand whose rows are a tile's rows, and the one whose rows are its columns. split: parts of K."""
+    below, beside = pair
+    l = product.l
+    down, across = ceil(below.extent / below.rows), ceil(beside.extent / beside.rows) * l
+    there = product.k * bytes_of(product.form.dtype) / (ROW * steps * split)  # of the steps' bytes of a row
+    real = (below.extent / (down * below.rows) * there, beside.extent * l / (across * beside.rows) * there)
+    load = absent = 0.0
+    for one, part, missing in zip(pair, real, rates.absent):
+        load += ROW * part * one.loaded * (1 + rates.split_lines.get(gcd(one.pitch, ROW), 0.0))
+        absent += (1 - part) * one.loaded * missing
+    read = ROW * split * there  # bytes of a row, by all parts
+    return Tiles(
+        down, across, steps, ahead, ctas, resident, load, absent, read * below.rows, read * beside.rows,
+        read * below.extent, read * beside.extent * l,
+    )  # fmt: skip
 
 
 # ----------------------------------------------------------------------------------------------- c7: fused ping-pong
@@ -128,45 +211,49 @@ def _raster(rows: int, cols: int, ctas: int) -> int:
 def _c7_fits(knobs: dict[str, Any], form: Form) -> bool:
     """As `rungs.parts.limits` has it."""
     rows, cols, _ = knobs["tile"]
-    parts = 2 if form.gated else 1
-    if cols % (parts * (64 if form.b_major == "mn" else 32)):
+    parts = 2 if form.gated else 1  # of a tile's rows of B: some are U's
+    below, beside, a_major, b_major = 1, parts, form.a_major, form.b_major
+    if knobs.get("swap"):
+        below, beside, a_major, b_major = parts, 1, form.b_major, form.a_major
+        if form.gated and rows % (128 * knobs["cluster_n"]):
+            return False
+    if cols % (beside * (64 if b_major == "mn" else 32)) or rows % (below * (128 if knobs["split"] else 64)):
         return False
-    shared = ((knobs["cluster_m"], cols // parts, form.b_major), (knobs["cluster_n"], rows, form.a_major))
+    shared = ((knobs["cluster_m"], cols // beside, b_major), (knobs["cluster_n"], rows // below, a_major))
     return all(ctas == 1 or extent % ((64 if major == "mn" else 8) * ctas) == 0 for ctas, extent, major in shared)
 
 
-MULTIPLY = 1.212  # times the clocks of the tensor cores' peak that multiplications take
-EPILOGUE_ELEMENT = 0.09734  # clocks of an element of C whose epilogue nothing hides
-C7_STEP = 20.32  # clocks a K step besides
-C7_MEMORY = 2028.0  # bytes a clock that come from global memory, at most
-C7_TWO_LINES = 1.715  # times as long for bytes that lie so
-C7_CLUSTER = 640.0  # clocks until the CTAs of a cluster have met
-C7_LAUNCH = 2.192  # microseconds
+C7 = Rates(
+    multiply=1.102, step={"": 18.4, "m": 55.3}, latency=2330.0, shared=0.21, memory=3020.0, l2=20540.0, arriving=256.0,
+    split_lines={16: 3.39, 32: 1.35, 64: 1.4}, absent=(0.054, 0.095), element=0.167, ramp=(1040.0, 0.712),
+    launch=1.413, whole=(10.2e6, 1.398e3),
+)  # fmt: skip
 
 
 def _c7_us(knobs: dict[str, Any], product: Product, sm_count: int) -> float:
     (rows, cols, _), cm, cn = knobs["tile"], knobs["cluster_m"], knobs["cluster_n"]
-    m, n, k, l, form = product
-    ctas = cm * cn
+    ctas, split = cm * cn, knobs["split"]
     resident = int(sm_count * USABLE.get(ctas, 1.0)) // ctas
     if not resident:
         return inf
-    size, parts = bytes_of(form.dtype), 2 if form.gated else 1
-    a = C7_TWO_LINES if two_lines(form.a_major, m, k, size) else 1.0
-    b = C7_TWO_LINES if two_lines(form.b_major, n, k, size) else 1.0
-    tiles = Tiles(
-        ceil(m / (rows * cm)), ceil(n / (cols // parts * cn)) * l, ceil(k * size / ROW), knobs["stages"], ctas,
-        resident, ROW * (rows / cn * a + cols / cm * b), ROW * min(rows * cm, m),
-        ROW * min(cols * cn, n * parts),
-    )  # fmt: skip
+    down, across = (rows * cm, rows / cn), (cols * cn, cols / cm)
+    pair = operands(product, across, down)[::-1] if knobs.get("swap") else operands(product, down, across)
+    steps = ceil(product.k * bytes_of(product.form.dtype) / ROW)
+    tiles = cut(C7, product, pair, steps, knobs["stages"], ctas, resident)
     if ctas in USABLE and tiles.down * tiles.across > resident:
         return inf  # what finds no room waits for all that the others do
-    multiply = MULTIPLY * rows * cols / 32 + C7_STEP
-    main, waves = main_loops(tiles, knobs["raster"], multiply, inf, C7_MEMORY)
-    shown = (waves if knobs["split"] else 1) * EPILOGUE_ELEMENT * rows * cols
-    compute = main + shown + C7_CLUSTER * (ctas > 1)
-    unknown = (m <= 64 < rows * cm) or 2 * n <= cols > 64
-    return (C7_LAUNCH + compute / CLOCKS_A_US) * (UNKNOWN if unknown else 1.0)
+    multiply = C7.multiply * rows * cols / 32 + C7.step[split]
+    epilogue, waves, clocks = C7.element * rows * cols, waves_of(tiles), 0.0
+    for count, clusters in waves:
+        main = steps * max(multiply, way(tiles, C7, knobs["raster"], clusters))
+        # By turns one warpgroup multiplies while the other finishes its tile: an SM has two at a time.
+        turns = not split and sum(count for count, _ in waves) > 1
+        clocks += count * (max(main, (main + epilogue) / 2) if turns else main)
+        clocks += count * epilogue * bool(split)
+    us = launched(C7, product, clocks + epilogue * (not split))
+    below, beside = pair
+    unknown = (below.extent <= 64 < below.rows) or 2 * beside.extent <= cols > 64
+    return us * (UNKNOWN if unknown else 1.0)
 
 
 # ------------------------------------------------------------------------------------------------------- c8: split-K
@@ -182,10 +269,14 @@ C8_TILES = {
 def _c8_candidates() -> Iterator[Choice]:
     for (cols, rows), splits in C8_TILES.items():
         for split in splits:
-            passes = 2 if rows > 64 and split > 1 else 1
-            sums = (2 * split - 1) * ceil(rows // passes / split) * (cols + 4) * 4
             depth = 64 if rows > 32 else 128
-            stages = min((SMEM - 2048 - sums) // (2 * depth * (cols + rows)), 24)
+            stage = 2 * depth * (cols + rows)  # bytes
+            # The fewest parts in which a tile can be added up while most of the memory is the ring's.
+            for passes in (1, 2, 4):
+                sums = (2 * split - 1) * ceil(rows // passes / split) * (cols + 4) * 4
+                stages = min((SMEM - 2048 - sums) // stage, 24)
+                if split == 1 or rows < 64 or stages * stage > RING:
+                    break
             groups = 2 if rows > 32 and cols > 64 else 1
             yield choice(
                 "c8", tile=(cols, rows, depth), split=split, warpgroups=groups, passes=passes, stages=stages
@@ -198,37 +289,31 @@ def _c8_fits(knobs: dict[str, Any], form: Form) -> bool:
     return (form.a_major == "k" or rows % 64 == 0) and (form.b_major == "k" or cols // (1 + form.gated) % 64 == 0)
 
 
-C8_STEP = 76.13  # clocks a K step besides its multiplications
-C8_ARRIVING, C8_MEMORY = 120.0, 2428.0  # bytes a clock that arrive at an SM, that come from global memory
-C8_WHOLE = 0.8928  # of that where all CTAs read the same columns of K at a time
-C8_TWO_LINES = 1.909  # times as long for bytes that lie so, on their way from L2
-C8_MORE = 0.3245  # the part of an epilogue that is not hidden after the first tile
-C8_SUMS = {1: 0.0, 2: 1735.0, 3: 499.0, 4: 276.0, 8: 495.0}  # clocks of the sums' way, by parts of K
-C8_RAMP = 1094.0  # clocks until all SMs are served
-C8_LAUNCH = 2.165  # microseconds
+C8 = Rates(
+    multiply=1.254, step={}, latency=2734.0, shared=0.0, memory=3119.0, l2=7797.0, arriving=183.0,
+    split_lines={16: 1.4, 32: 1.0, 64: 0.231}, absent=(0.024, 0.077), element=0.176, ramp=(867.0, 5.31), launch=1.794,
+    whole=(16.8e6, 0.94e3),
+)  # fmt: skip
+C8_MORE = 0.564  # the part of an epilogue that is not hidden after the first tile
+C8_SUMS = {1: 0.0, 2: 1251.0, 3: 764.0, 4: 299.0, 8: 707.0}  # clocks of the sums' way, by parts of K
 
 
 def _c8_us(knobs: dict[str, Any], product: Product, sm_count: int) -> float:
     (cols, rows, depth), split = knobs["tile"], knobs["split"]
-    m, n, k, l, form = product
     resident = int(sm_count * USABLE.get(split, 1.0)) // split
     if not resident:
         return inf
-    size, parts = bytes_of(form.dtype), 2 if form.gated else 1
-    bad = two_lines(form.a_major, m, k, size) or two_lines(form.b_major, n, k, size)
-    arriving = C8_TWO_LINES if bad else 1.0
-    tiles = Tiles(
-        ceil(m / rows), ceil(n / (cols // parts)) * l, ceil(ceil(k * size / ROW) / split),
-        knobs["stages"] * depth // 64, split, resident, ROW * (rows + cols) * arriving, ROW * split * min(rows, m),
-        ROW * split * min(cols, n * parts),
-    )  # fmt: skip
-    multiply = MULTIPLY * max(rows, 16) * cols / 32 + C8_STEP
-    memory = C8_MEMORY * (C8_WHOLE if split == 1 else 1.0)
-    main, waves = main_loops(tiles, inf, multiply, C8_ARRIVING, memory)
-    shown = (1 + (waves - 1) * C8_MORE) * (EPILOGUE_ELEMENT * rows * cols + C8_SUMS[split])
-    ramp = C8_RAMP * min(1.0, tiles.down * tiles.across / resident)
-    unknown = 4 * m <= rows > 8 or m > 8 * rows
-    return (C8_LAUNCH + (main + shown + ramp) / CLOCKS_A_US) * (UNKNOWN if unknown else 1.0)
+    boxes = depth * 2 // ROW  # of a stage
+    steps = ceil(ceil(product.k * bytes_of(product.form.dtype) / (boxes * ROW)) / split) * boxes
+    pair = operands(product, (rows, rows), (cols, cols))
+    tiles = cut(C8, product, pair, steps, knobs["stages"] * boxes, split, resident, split)
+    multiply = C8.multiply * max(rows, 16) * cols / 32
+    waves = waves_of(tiles)
+    clocks = sum(count * steps * max(multiply, way(tiles, C8, inf, clusters)) for count, clusters in waves)
+    shown = 1 + (sum(count for count, _ in waves) - 1) * C8_MORE
+    us = launched(C8, product, clocks + shown * (C8.element * rows * cols + C8_SUMS[split]))
+    unknown = 4 * product.m <= rows > 8
+    return us * (UNKNOWN if unknown else 1.0)
 
 
 MODELS: dict[str, Model] = {

@@ -1,92 +1,95 @@
-"""The choice against times on an H200: every candidate on every shape, bf16, both operands with K contiguous.
+"""The choice against times on an H200, those that it is fitted to (`ops/choice_h200.jsonl`, read by `ops.measured`).
 
-data/silicon/choice_h200.jsonl: facts; a line a candidate; then a line a shape (m, n, k, l), with microseconds of
-torch.mm and of the candidates in their order (0: not measured, such as tiles of 128 rows for 1 row), medians of
-interleaved batches of launches on inputs that rotate through twice the L2. Tiles that both warpgroups share had one
-buffer of C then (c_stages), some have two now: candidates are told apart by all other knobs.
+What it is worth elsewhere is what it does at a shape when that is left out; `python -m benchmarks.choice judge`.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from functools import cache
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
-from tensorladder.ops.choose import rank
-from tensorladder.ops.kernels import KERNELS, Choice, choice
+from benchmarks.choice import by_model, by_others, regret
+from tensorladder.ops import measured
+from tensorladder.ops.choose import choose, modelled, predicted
+from tensorladder.ops.kernels import KERNELS, Product, choice
+from tensorladder.ops.measured import PLAIN, SMS, alike, corrections, near, times
 from tensorladder.ops.models import MODELS
-from tensorladder.rungs.parts.form import Form
 
-RECORDED = Path(__file__).parents[1] / "data/silicon/choice_h200.jsonl"
-PLAIN = Form("bf16", "bf16")
 WITHIN = 1.10  # of the fastest candidate's time
-#: shapes whose choice is not, and what it takes of that time instead: the model's known errors
-EXCEPTIONS: dict[tuple[int, int, int], float] = {
-    (1, 6144, 4096): 1.11,
-    (4, 3024, 2288): 1.19,
-    (32, 10280, 352): 1.12,
-    (2665, 320, 13888): 1.46,
-}
-#: candidates that were timed on five shapes only, three of these: best on 256 x 4608 x 3584, 408 x 7416 x 3576
-FEWER = {((128, 96, 64), 2), ((128, 256, 64), 4)}
 
 
-def alike(one: Choice) -> Choice:
-    """Without what its time was not kept for."""
-    return choice(one.kernel, **{knob: value for knob, value in one.knobs if knob != "c_stages"})
+def regrets(chosen: Callable) -> dict[measured.Extents, float]:
+    """Times as long as the fastest."""
+    return {shape: regret(shape, chosen(shape)) for shape in times()}
 
 
-@cache
-def recorded() -> dict[tuple[int, int, int, int], dict[Choice, float]]:
-    """Microseconds by shape and candidate."""
-    lines = [json.loads(line) for line in RECORDED.read_text().splitlines()]
-    made = [
-        alike(choice(one["kernel"], **{k: tuple(v) if isinstance(v, list) else v for k, v in one["knobs"].items()}))
-        for one in lines
-        if "kernel" in one
-    ]
-    return {
-        tuple(one["shape"]): {candidate: us for candidate, us in zip(made, one["us"]) if us}
-        for one in lines
-        if "shape" in one
-    }
-
-
-def ratio(shape) -> float:
-    """What the choice takes, of what the fastest takes. The choice itself must have been measured, but for FEWER."""
-    times = recorded()[shape]
-    ranked = [one for one in map(alike, rank(*shape, PLAIN, 132)) if one in times or not few(one)]
-    return times[ranked[0]] / min(times.values())
-
-
-def few(one: Choice) -> bool:
-    """Whether a candidate is one of FEWER."""
-    return (dict(one.knobs)["tile"], dict(one.knobs).get("cluster_m")) in FEWER
+def mean(found: dict[measured.Extents, float]) -> float:
+    return math.exp(sum(map(math.log, found.values())) / len(found))
 
 
 def test_every_candidate_was_measured():
-    known = {one for times in recorded().values() for one in times}
+    known = {one for us in times().values() for one in us}
     here = [model.candidates for name, model in MODELS.items() if "sm_90a" in KERNELS[name].archs]
-    candidates = {alike(one) for model in here for one in model}
-    fewer = {one for one in candidates - known if few(one)}
-    assert known | fewer == candidates and len(fewer) == len(FEWER), "record the times again"
-    assert len(recorded()) >= 80
+    assert known == {alike(one) for model in here for one in model}, "record the times again"
+    assert len(times()) >= 350
 
 
-@pytest.mark.parametrize("shape", recorded(), ids=lambda shape: "x".join(map(str, shape[:3])))
-def test_the_untuned_choice_is_near_the_best(shape):
-    assert ratio(shape) <= EXCEPTIONS.get(shape[:3], WITHIN)
+def test_the_untuned_choice_is_near_the_best_where_that_was_measured():
+    found = regrets(lambda shape: choose(*shape, 1, PLAIN, SMS))
+    assert {shape: ratio for shape, ratio in found.items() if ratio > WITHIN} == {}
+    assert mean(found) < 1.01
 
 
-def test_exceptions_are_none_too_many():
-    assert all(ratio((*shape, 1)) > WITHIN for shape in EXCEPTIONS)
-    assert len(EXCEPTIONS) <= 0.05 * len(recorded())
+def test_how_near_it_is_where_nothing_was_measured():
+    """Not all shapes are within 10 %: those that are not are counted here."""
+    found = regrets(by_others)
+    over = [shape for shape, ratio in found.items() if ratio > WITHIN]
+    assert mean(found) < 1.02 and len(over) <= 0.06 * len(found) and max(found.values()) < 1.3
 
 
-def test_on_the_whole():
-    """Of the best time, geometric mean."""
-    ratios = [ratio(shape) for shape in recorded()]
-    assert math.exp(sum(map(math.log, ratios)) / len(ratios)) < 1.025
+def test_what_the_model_alone_is_worth():
+    found = regrets(lambda shape: by_model(shape, {}))
+    assert mean(found) < 1.03 and sum(ratio > WITHIN for ratio in found.values()) <= 0.1 * len(found)
+
+
+M, N, K = 128, 8192, 8192  # was measured
+
+
+def test_what_was_measured_speaks_for_its_neighbours():
+    product = Product(M, N, K, 1, PLAIN)
+    assert ((M, N, K), 1.0) in near(product) and (M, N, K) not in dict(near(product, (M, N, K)))
+    assert 0.5 < dict(near(product._replace(m=M + 8)))[M, N, K] < 1.0
+    assert near(Product(M, 100_000, K, 1, PLAIN)) == []
+    for other in (
+        product._replace(l=2),
+        product._replace(form=replace(PLAIN, b_major="mn")),
+        product._replace(form=replace(PLAIN, a_major="mn")),
+    ):
+        assert near(other) == []
+    narrow = product._replace(k=2 * K, form=replace(PLAIN, dtype="e4m3"))  # as many bytes
+    gated = product._replace(n=N // 2, form=replace(PLAIN, gated=True))  # as many columns of B and U
+    assert near(narrow) == near(gated) == near(product)
+
+
+def test_a_correction_is_most_of_the_models_error(monkeypatch):
+    product = Product(M, N, K, 1, PLAIN)
+    fast, slow, other = measured.timed()[:3]
+    monkeypatch.setattr(measured, "times", lambda: {(M, N, K): {fast: 50.0, slow: 200.0}})
+    found = corrections(product, lambda *_: 100.0)
+    assert 100 * found[fast] == pytest.approx(50.0, rel=0.2) and 100 * found[fast] > 50.0
+    assert 100 * found[slow] == pytest.approx(200.0, rel=0.2) and 100 * found[slow] < 200.0
+    assert 1.0 < found[other] < measured.UNTIMED  # was left out
+    assert corrections(product, lambda *_: 100.0, without=(M, N, K)) == {}
+
+
+def test_other_gpus_have_the_model_alone():
+    product = Product(M, N, K, 1, PLAIN)
+    for one in MODELS["c7"].candidates[:3]:
+        assert predicted(one, product, SMS - 20) == modelled(one, product, SMS - 20)
+
+
+def test_a_second_buffer_of_c_has_no_times_of_its_own():
+    assert alike(choice("c7", c_stages=2, stages=5)) == alike(choice("c7", c_stages=1, stages=5))
