@@ -63,6 +63,7 @@ CASES = [
     (Form("bf16", "bf16", "bf16", activation="silu", gated=True), (130, 136, 72, 2), small(128, 32, (2, 1), swap=True)),
     (Form("fp16", "fp32", b_major="mn", gated=True), (70, 264, 72, 1), small(256, 64, split="m", stages=2, swap=True)),
     (Form("bf16", "bf16", "bf16", c_tma=False), (41, 97, 72, 2), small(64, 64, swap=True)),
+    (Form("fp16", "fp16", activation="relu", gated=True), (70, 136, 72, 1), small(128, 32, (1, 2), swap=True)),
 ]
 
 

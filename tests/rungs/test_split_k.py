@@ -35,6 +35,8 @@ CASES = [
     (Config((64, 32, 64), split=8, stages=2, sm_count=8), (31, 67, 1032)),
     (Config((128, 64, 64), split=2, stages=2, passes=4, sm_count=4), (70, 200, 328)),
     (Config((128, 64, 64), split=2, share=2, stages=2, warpgroups=2, sm_count=4), (70, 300, 328)),
+    (Config((128, 160, 64), split=4, stages=2, warpgroups=2, passes=4, sm_count=8), (170, 140, 520)),
+    (Config((64, 224, 64), split=3, stages=2, passes=4, sm_count=6), (230, 70, 392)),
 ]
 
 

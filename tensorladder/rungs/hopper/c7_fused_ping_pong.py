@@ -375,12 +375,14 @@ def check_config(config: FusedGemmConfig, arch: str, form: Form) -> None:
     RUNG.require(config.split in HALVES, f"split={config.split!r}: {', '.join(map(repr, HALVES))}")
     halves, (bM, bN, bK) = HALVES[config.split], config.tile
     limits.check_form(RUNG, form)
+    part = config
     if config.swap:
-        step = 128 * max(halves[0], config.cluster_n)
-        fits = not form.gated or (bM % step == 0 and bK == 64)
-        RUNG.require(fits, f"tile={config.tile}: half of its rows are U's: M a multiple of {step}, K 64")
+        if form.gated:
+            fits = bM % (128 * halves[0]) == 0 and bK == 64
+            RUNG.require(fits, f"tile={config.tile}: half of its rows are U's: M a multiple of {128 * halves[0]}, K 64")
+            part = replace(config, tile=(bM // 2, bN, bK))
         form = replace(swapped(form), gated=False)
     limits.check_tile(RUNG, form, config.tile, halves)
-    limits.check_cluster(RUNG, form, config)
+    limits.check_cluster(RUNG, form, part)
     limits.check_registers(RUNG, config, GROUPS, bM * bN // math.prod(halves) // WARPGROUP)
     limits.check_smem(RUNG, arch, form, config, GROUPS, bN // halves[1] // (2 if form.gated else 1))
