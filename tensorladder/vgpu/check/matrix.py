@@ -15,7 +15,7 @@ from tensorladder.vgpu.check.clocks import (
     site_of,
     visible,
 )
-from tensorladder.vgpu.check.shadow import at_place, found, part, read_cell
+from tensorladder.vgpu.check.shadow import at_place, found, part, plain_read, read_cell
 from tensorladder.vgpu.check.values import clear_marks, mark, mark_chunk, product_of_registers, registers_undefined
 from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.machine import operands as T
@@ -34,6 +34,8 @@ def chunk(x, arena, cells, at, size, v, p, epoch, site):
     if ld64(x + X.X_ANY_LEFT) != 0:
         st64(x + X.X_LO, at)
         st64(x + X.X_HI, at + 16)
+    if plain_read(x, cell, v, epoch, site):
+        return
     if ld64(cell) < 0:
         part(x, arena, cell, 0, 16, 0, v, p, epoch, site, 1)
     else:
