@@ -17,6 +17,8 @@ import numpy as np
 
 from ..core.devicefacts import device_attribute
 from ..core.program import Module
+from ..vgpu.driver.bindings import do
+from ..vgpu.driver.session import Graph as Captured
 from ..vgpu.driver.session import Session
 from .standins import Facade, Host, Refusing, extents, provided, translated
 
@@ -120,6 +122,94 @@ class Stream(Refusing):
         self._host.events.record(event.handle, self.handle)
         return event
 
+    def create_graph_builder(self) -> GraphBuilder:
+        return GraphBuilder(self._host, self)
+
+
+class Graph(Refusing):
+    """What a builder has captured, instantiated."""
+
+    _label = "cuda.core.Graph"
+
+    def __init__(self, session: Session, captured: Captured):
+        self._session, self._captured = session, captured
+
+    def launch(self, stream: Any) -> None:
+        self._session.replay(self._captured, handle_of(stream))
+
+    def upload(self, stream: Any) -> None:
+        """A launch needs nothing that is made ahead."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class GraphBuilder(Refusing):
+    """A stream whose work is captured; `split` makes builders of streams that start where it is, `join` ends them."""
+
+    _label = "cuda.core.GraphBuilder"
+
+    def __init__(self, host: Host, stream: Stream, first: GraphBuilder | None = None):
+        self._session, self._host, self.stream = host.session, host, stream
+        self._first = first or self
+        self._capture: Any = None
+        self._captured: Captured | None = None
+
+    @property
+    def handle(self) -> int:
+        return self.stream.handle
+
+    @property
+    def is_building(self) -> bool:
+        return self._first._capture is not None
+
+    @property
+    def is_join_required(self) -> bool:
+        return self._first is not self
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.handle
+
+    def begin_building(self, mode: str = "relaxed") -> GraphBuilder:
+        if self._captured is not None:
+            raise RuntimeError("Cannot resume building after building has ended.")
+        self._capture = self._session.capture(self.handle)
+        self._captured = self._capture.__enter__()
+        return self
+
+    def end_building(self) -> GraphBuilder:
+        if not self.is_building or self._first is not self:
+            raise RuntimeError("Graph builder is not building.")
+        self._capture.__exit__(None, None, None)
+        self._capture = None
+        return self
+
+    def complete(self, options: Any = None) -> Graph:
+        if self._captured is None or self.is_building:
+            raise RuntimeError("Graph has not finished building.")
+        return Graph(self._session, self._captured)
+
+    def split(self, count: int) -> tuple[GraphBuilder, ...]:
+        if count < 2:
+            raise ValueError(f"Invalid split count: expecting >= 2, got {count}")
+        others = [self.stream.device.create_stream() for _ in range(count - 1)]
+        for stream in others:
+            stream.wait(self)
+        return (self, *(GraphBuilder(self._host, stream, self._first) for stream in others))
+
+    @staticmethod
+    def join(*builders: GraphBuilder) -> GraphBuilder:
+        if len(builders) < 2 or not all(isinstance(one, GraphBuilder) for one in builders):
+            raise ValueError("Must join with at least two graph builders")
+        root = next((one for one in builders if not one.is_join_required), builders[0])
+        for one in builders:
+            if one is not root:
+                root.stream.wait(one)
+        return root
+
+    def close(self) -> None:
+        """Nothing is held."""
+
 
 def handle_of(stream: Any) -> int:
     """The handle of a stream, a package's object for one, or none: the default stream."""
@@ -154,9 +244,14 @@ class Buffer(Refusing):
         dst = dst or self.memory_resource.allocate(self.size)
         if dst.size != self.size:
             raise ValueError(f"buffer sizes mismatch between src and dst: {self.size} and {dst.size}")
-        dst._bytes[:] = self._bytes
+        source, target = self._bytes, dst._bytes
         extents = [(one.handle, one.size) for one in (self, dst)]
-        self._session.streams.accessed(handle_of(stream), "Buffer.copy_to", extents[:1], extents[1:])
+
+        def work() -> None:
+            target[:] = source
+            self._session.streams.accessed(handle_of(stream), "Buffer.copy_to", extents[:1], extents[1:])
+
+        do(self._session, work, self, dst)
         return dst
 
     def copy_from(self, src: Buffer, *, stream: Any = None) -> None:
@@ -167,8 +262,13 @@ class Buffer(Refusing):
         pattern = np.frombuffer(bytes([value]) if isinstance(value, int) else bytes(memoryview(value)), np.uint8)
         if len(pattern) not in (1, 2, 4) or self.size % len(pattern):
             raise ValueError(f"a value of {len(pattern)} bytes cannot fill {self.size}")
-        self._bytes.reshape(-1, len(pattern))[:] = pattern
-        self._session.streams.accessed(handle_of(stream), "Buffer.fill", writes=[(self.handle, self.size)])
+        rows, extent = self._bytes.reshape(-1, len(pattern)), (self.handle, self.size)
+
+        def work() -> None:
+            rows[:] = pattern
+            self._session.streams.accessed(handle_of(stream), "Buffer.fill", writes=[extent])
+
+        do(self._session, work, self)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -239,6 +339,9 @@ class Device(Refusing):
             return Stream(self._host, self, handle_of(obj))
         nonblocking = bool((options or {}).get("nonblocking", True))
         return Stream(self._host, self, self._session.streams.create(not nonblocking), nonblocking)
+
+    def create_graph_builder(self) -> GraphBuilder:
+        return self.create_stream().create_graph_builder()
 
     def create_event(self, options: Any = None) -> Event:
         return Event(self._host)
@@ -393,7 +496,8 @@ def names_of(host: Host) -> dict[str, Any]:
     return {
         "Device": OurDevice, "Program": OurProgram, "ProgramOptions": options, "ObjectCode": OurCode, "Kernel": Kernel,
         "LaunchConfig": LaunchConfig, "launch": launch, "Stream": Stream, "Event": Event, "Buffer": Buffer,
-        "MemoryResource": MemoryResource, "StreamOptions": lambda **given: given, "EventOptions": lambda **given: given,
+        "Graph": Graph, "GraphBuilder": GraphBuilder, "MemoryResource": MemoryResource,
+        "StreamOptions": lambda **given: given, "EventOptions": lambda **given: given,
         "__version__": "1.2.2", **{name: resource(name, *kind) for name, kind in kinds.items()},
     }  # fmt: skip
 

@@ -276,6 +276,10 @@ class DeviceArray(np.lib.mixins.NDArrayOperatorsMixin, Refusing):
         self._array.fill(self._arrays.plain(value))
         self._arrays.accessed("fill", (), [self])
 
+    def sort(self, axis: int = -1) -> None:
+        self._array.sort(axis)
+        self._arrays.accessed("sort", (), [self])
+
     def item(self, *place: Any) -> Any:
         return self.get().item(*place)
 
@@ -371,12 +375,10 @@ for _name in (*_OF_HOST, *_VIEWS):
 
 
 class _Generator(Refusing):
-    """cupy.random.Generator, from numpy's."""
+    """cupy.random.Generator or RandomState, from numpy's."""
 
-    _label = "cupy.random.Generator"
-
-    def __init__(self, arrays: Arrays, generator: np.random.Generator):
-        self._session, self._arrays, self._generator = arrays.session, arrays, generator
+    def __init__(self, arrays: Arrays, generator: Any, label: str = "cupy.random.Generator"):
+        self._session, self._arrays, self._generator, self._label = arrays.session, arrays, generator, label
 
     def __getattr__(self, name: str) -> Any:
         drawn = None if name.startswith("_") else getattr(self._generator, name, None)
@@ -398,6 +400,7 @@ def random_functions(arrays: Arrays) -> dict[str, Callable[..., Any]]:
 
     made = {name: drawn(name) for name in names}
     made["default_rng"] = lambda seed=None: _Generator(arrays, np.random.default_rng(seed))
+    made["RandomState"] = lambda seed=None: _Generator(arrays, np.random.RandomState(seed), "cupy.random.RandomState")
     made["seed"] = lambda seed=None: state.seed(seed)
     made["shuffle"] = lambda given: state.shuffle(given._array)
     return made

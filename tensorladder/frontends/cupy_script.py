@@ -335,6 +335,8 @@ def _cuda(host: Host) -> dict[str, Facade]:
         "function": function, "stream": below, "get_current_stream": current, "is_available": lambda: True,
         "MemoryPointer": MemoryPointer, "UnownedMemory": UnownedMemory,
         "MemoryPool": lambda *_: _pool(session), "set_allocator": lambda *_: None,
+        "PinnedMemoryPool": lambda *_: _pool(session), "set_pinned_memory_allocator": lambda *_: None,
+        "alloc_pinned_memory": lambda size: np.empty(size, np.uint8),
         "ExternalStream": lambda ptr, device_id=-1: _Stream(host, int(ptr)),
     })  # fmt: skip
     return {one.__name__: one for one in (cuda, runtime, driver, function, below)}
@@ -347,7 +349,7 @@ def _pool(session: Session) -> Any:
     def malloc(*_: Any) -> None:
         session.refuse("cupy.cuda.MemoryPool.malloc")
 
-    return _Quiet(session, "cupy.cuda.MemoryPool", free_all_blocks=lambda *_: None, malloc=malloc, **counts)
+    return _Quiet(session, "cupy.cuda.MemoryPool", free_all_blocks=lambda *_, **__: None, malloc=malloc, **counts)
 
 
 def _library(name: str, arrays: Arrays) -> Facade:

@@ -125,6 +125,8 @@ def test_a_captured_graph(run):
             ok(driver.cuLaunchKernel(axpy, 4, 1, 1, 256, 1, 1, 1024, stream, values, 0))
         graph = ok(driver.cuStreamEndCapture(stream))
         assert (result() == 1).all(), "nothing ran"
+        nodes, count = ok(driver.cuGraphGetNodes(graph, 2))
+        assert len(nodes) == 2 and count == 3 == ok(runtime.cudaGraphGetNodes(int(graph)))[1]
         ready = ok(driver.cuGraphInstantiate(graph, 0))
         for _ in range(3):
             ok(driver.cuGraphLaunch(ready, stream))

@@ -125,6 +125,13 @@ device = cp.cuda.Device()
 assert device.compute_capability == "90" and device.attributes["MultiProcessorCount"] == 132 == (
     runtime.getDeviceProperties(0)["multiProcessorCount"])
 cp.get_default_memory_pool().free_all_blocks()
+cp.get_default_memory_pool().free_all_blocks(stream=cp.cuda.Stream.null)
+cp.cuda.set_pinned_memory_allocator(cp.cuda.PinnedMemoryPool().malloc)
+drawn = cp.random.RandomState(3).normal(size=(4, 3)).astype(cp.float32)
+drawn.sort()
+pinned = np.frombuffer(cp.cuda.alloc_pinned_memory(48), np.float32, 12).reshape(4, 3)
+drawn.get(out=pinned)
+assert (np.diff(pinned, axis=1) >= 0).all()
 '''
 CORE = '''
 import numpy as np
@@ -207,7 +214,7 @@ def test_a_script_with_kernels_of_its_own(run, tmp_path, text):
         ("import cupy as cp; cp.RawModule(code='', backend='nvcc')", "cupy.RawModule(backend='nvcc')"),
         ("import cupy as cp; cp.cuda.Stream().begin_capture()", "cupy.cuda.Stream.begin_capture"),
         ("from cuda.core import Linker", "cuda.core.Linker"),
-        ("from cuda.core import Device; Device().create_graph_builder()", "cuda.core.Device.create_graph_builder"),
+        ("from cuda.core import Device; Device().create_graph_builder().if_then(0)", "cuda.core.GraphBuilder.if_then"),
         ("from cuda.core import Program, ProgramOptions; Program('', 'c++', ProgramOptions(time=True))", "time=..."),
         ("from cuda.core import Program; Program('', 'nvvm')", "cuda.core.Program of nvvm"),
     ],

@@ -104,6 +104,20 @@ x = gpu.allocate(256, stream=one)
 x.fill(0, stream=one)
 run = lambda stream: launch(stream, LaunchConfig(grid=1, block=64), twice, x)
 """
+CORE_GRAPH = CORE + """
+one.sync()
+builder = one.create_graph_builder().begin_building()
+run(builder)
+left, right = builder.split(2)
+y = gpu.allocate(256)
+y.copy_from(x, stream=right)
+BRANCH
+builder.join(left, right)
+run(builder)
+graph = builder.end_building().complete()
+graph.launch(one)
+one.sync()
+"""
 CUTE = """
 import cuda.bindings.driver as cuda
 import cutlass
@@ -172,7 +186,9 @@ SCRIPTS = {
         BINDINGS, """
             ok(driver.cuStreamBeginCapture(one, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL))
             launch(one, b, a); wait(two, one); launch(two, c, b); wait(one, two)
-            graph = ok(driver.cuGraphInstantiate(ok(driver.cuStreamEndCapture(one)), 0))
+            graph = ok(driver.cuStreamEndCapture(one))
+            assert ok(driver.cuGraphGetNodes(graph))[1] == 2  # events are none
+            graph = ok(driver.cuGraphInstantiate(graph, 0))
             for _ in range(2):
                 ok(driver.cuGraphLaunch(graph, one))
             assert (read(one) == 4 * host).all()
@@ -268,6 +284,8 @@ SCRIPTS = {
     ),
     "cuda.core: no order": (CORE, "run(one); run(two)", ["twice on stream 1"]),
     "cuda.core: waits": (CORE, "run(one); two.wait(one); run(two); one.wait(two.record()); run(one); one.sync()", []),
+    "cuda.core: a graph with two branches": (CORE_GRAPH.replace("BRANCH", "y.fill(1, stream=right)"), "", []),
+    "cuda.core: branches that collide": (CORE_GRAPH.replace("BRANCH", "run(left)"), "", ["kernel twice on stream 1"]),
     "cutlass: no order": (CUTE, "X = from_dlpack(x); twice(X, handle); twice(X, default)", ["twice"]),
     "cutlass: the current stream": (FFI, "compiled(x)", ["twice"]),
     "cutlass: waits for the current stream": (FFI, "torch.cuda.current_stream().wait_stream(side); compiled(x)", []),
@@ -334,6 +352,10 @@ SCRIPTS = {
 }  # fmt: skip
 
 
+#: what scripts import, and what that needs
+NEEDED = {"torch": "torch", "cutlass": "cutlass", "cupy": "cuda.bindings", "cuda": "cuda.bindings"}
+
+
 def findings(tmp_path, head, body):
     script = tmp_path / "script.py"
     script.write_text(head + textwrap.dedent(body))
@@ -345,9 +367,8 @@ def findings(tmp_path, head, body):
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_what_orders_the_work_of_streams(tmp_path, name) -> None:
     head, body, words = SCRIPTS[name]
-    pytest.importorskip({BINDINGS: "cuda.bindings", CUPY: "cuda.bindings", CORE: "cuda.bindings"}.get(head, "torch"))
-    for needed in ("cutlass", "torch"):
-        if f"import {needed}" in head + body:
+    for word, needed in NEEDED.items():
+        if f"import {word}" in head + body or f"from {word}" in head + body:
             pytest.importorskip(needed)
     found = findings(tmp_path, head, body)
     assert [f.kind for f in found] == ["race"] * len(words), "\n".join(map(str, found))

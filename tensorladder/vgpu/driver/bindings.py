@@ -75,7 +75,7 @@ def _copy(session: Session, name: str, at: int | None) -> Callable[..., None]:
             if _waits_for_copy(at is None, *places):
                 session.streams.synchronize(stream)
 
-        _do(session, work, target, source)
+        do(session, work, target, source)
 
     return copy
 
@@ -93,7 +93,7 @@ def _stream(rest: tuple[Any, ...], at: int | None) -> int:
     return int(rest[at] or 0) if at is not None and len(rest) > at else 0
 
 
-def _do(session: Session, work: Callable[[], Any], *keep: Any) -> None:
+def do(session: Session, work: Callable[[], Any], *keep: Any) -> None:
     """Do it now, or at each replay of the graph that is captured; `keep` stays alive as long as that."""
 
     def step(_keep: tuple[Any, ...] = keep) -> None:
@@ -127,7 +127,7 @@ def _fill(session: Session, name: str, width: int, at: int | None) -> Callable[.
             array.fill(word)
             session.streams.accessed(stream, name, writes=[(int(target), size)])
 
-        _do(session, work)
+        do(session, work)
 
     return fill
 
@@ -199,6 +199,15 @@ class _Graphs:
 
     def launch(self, graph: Any, stream: Any = 0, *_: Any) -> None:
         self._session.replay(self._graph_of(graph), int(stream or 0))
+
+    def nodes(self, kind: Callable[[int], Any]) -> Callable[..., tuple[list[Any], int]]:
+        """What answers for a graph's nodes: as many handles of a kind as are asked for, and how many there are."""
+
+        def answer(graph: Any, most: int = 0) -> tuple[list[Any], int]:
+            count = self._graph_of(graph).nodes
+            return [kind(number + 1) for number in range(min(int(most), count))], count
+
+        return answer
 
     def _add(self, graph: Graph) -> int:
         number = next(self._next)
@@ -334,6 +343,7 @@ def _driver(driver: ModuleType, host: _Host) -> Table:
         "cuGraphClone": lambda graph: driver.CUgraph(graphs.copy(graph)),
         "cuGraphInstantiate": lambda graph, *_: driver.CUgraphExec(graphs.copy(graph)),
         "cuGraphLaunch": graphs.launch,
+        "cuGraphGetNodes": graphs.nodes(driver.CUgraphNode),
     }
 
 
@@ -368,6 +378,7 @@ def _runtime(runtime: ModuleType, host: _Host) -> Table:
         "cudaGraphClone": lambda graph: runtime.cudaGraph_t(graphs.copy(graph)),
         "cudaGraphInstantiate": lambda graph, *_: runtime.cudaGraphExec_t(graphs.copy(graph)),
         "cudaGraphLaunch": graphs.launch,
+        "cudaGraphGetNodes": graphs.nodes(runtime.cudaGraphNode_t),
     }  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from ...core.arch import Arch
 from ...core.errors import TensorladderError, Unsupported, UsageError
 from ...core.program import Launch, LaunchRecorder, Stream
 from ..machine.arena import Memory
-from .streams import Streams
+from .streams import Streams, Told
 
 DEVICE_MEMORY = 80 << 30
 """Bytes that the device says it has."""
@@ -54,6 +54,11 @@ class Graph:
 
     origin: int = 0
     steps: list[Step] = field(default_factory=list)
+
+    @property
+    def nodes(self) -> int:
+        """Kernels, copies and memsets."""
+        return sum(not isinstance(step, Told) for step in self.steps)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,16 @@ LEGACY, PER_THREAD = 0, 2
 _LEGACY_TOO = 1  # cudaStreamLegacy
 Extent = tuple[int, int]
 """Bytes of memory: address and size."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """A step of a captured graph that only tells the order of an event or a wait: no node of the graph."""
+
+    tell: Callable[[], None]
+
+    def __call__(self) -> None:
+        self.tell()
 
 
 #: pieces of memory of one strided array, beyond which its accesses are not followed
@@ -101,7 +112,7 @@ class Streams:
         if self.order is None:
             return
         if self._session.capturing:
-            self._session.record(step)
+            self._session.record(Told(step))
         else:
             step()
 
