@@ -83,7 +83,7 @@ RULES = (
     Rule(r"barrier\.cluster\.wait|griddepcontrol\.wait", "removed", IDLE,
          "the other role waits, and its loads hand that on", rung=r"^c8"),
     Rule(r"bar\.warp\.sync", "removed", IDLE, "all lanes together do what comes before (.aligned)",
-         rung=r"^(b7|d[2-5]|(tirx-)?v[789])"),
+         rung=r"^(b7|d[2-5]|(tirx-)?v[789]|fused-topk-indexer-tcgen05)"),
     Rule(r"bar\.warp\.sync", "removed", IDLE, "the lanes meet at the .sync.aligned instruction behind it, too",
          rung=r"^cuda-d1"),
     Rule(r"bar\.warp\.sync", "removed", IDLE, "no fragment comes after it", code="before the next fragment",
@@ -91,6 +91,8 @@ RULES = (
     Rule(r"cp\.async\.bulk\.wait_group", "removed", IDLE, "threads, not TMA, store the last tile of a CTA here",
          rung=r"^c9", code=r"\(0, read=True\)"),
     # ------------------------------------------------------------ not seen
+    Rule(r"bar\.warp\.sync", "removed", BLIND, "one lane arrives while other lanes may be to fence: fences are a "
+         "warp's here", rung=r"^fused-dsa-(tcgen05|pipelined)"),
     Rule(r"bar\.warp\.sync", "removed", BLIND, "one lane arrives while others may not be through with their accesses"),
     Rule(r"barrier\.cluster\.wait", "removed", BLIND, "the CTA may exit while its copies to peers read its memory",
          rung=r"^fused-topk-indexer"),
@@ -107,6 +109,8 @@ RULES = (
          "TIRx's book)", fates=("review",)),
     Rule(r"tcgen05\.wait", "removed", REVIEW, "published kernels have none (learn-cutedsl's d1 to d3, z2)",
          fates=("review",)),
+    Rule(r"bar\.warp\.sync", "removed", REVIEW, "one lane frees a slot that others may yet read, where lanes do not "
+         "run together", rung=r"^(c8|fused)", fates=("review",)),
     Rule(r"bar\.warp\.sync", "removed", REVIEW, "lanes that only a warp-wide instruction keeps together: it orders no "
          "memory by the ISA, and practice leans on it", fates=("review",)),
     Rule(r"tcgen05\.dealloc", "doubled", REVIEW, "frees what is free, as TIRx's v7 to v9 do: harmless where nobody has "
