@@ -58,6 +58,7 @@ CASES = [
     (Form("fp16", "fp32", c_tma=False), (66, 33, 72, 2), small(64, 32, (2, 1))),
     (Form("fp16", "fp16", c_tma=False), (70, 41, 72, 2), small(64, 96)),
     (Form("bf16", "bf16", "bf16", "bf16", activation="gelu"), (190, 136, 72, 2), small(64, 96, swap=True)),
+    (Form("fp16", "fp16"), (300, 264, 72, 1), small(64, 64, (2, 2), sm_count=9)),
     (Form("fp16", "fp32", "fp16", "fp32", "mn", "mn", "relu"), (136, 264, 72, 1), small(128, 64, split="m", swap=True)),
     (Form("e4m3", "bf16", "", "fp32", scaled=True), (140, 168, 208, 2), small(64, 32, (1, 2), swap=True)),
     (Form("bf16", "bf16", "bf16", activation="silu", gated=True), (130, 136, 72, 2), small(128, 32, (2, 1), swap=True)),

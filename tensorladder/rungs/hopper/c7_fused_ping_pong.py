@@ -122,7 +122,7 @@ class FusedGemm:
         self.threads = WARPGROUP * (GROUPS + 1)
         self.stages = config.stages
         self.raster = config.raster
-        self.max_clusters = config.sm_count * config.ctas_per_sm // self.ctas
+        self.max_clusters = limits.clusters_at_once(config.sm_count * config.ctas_per_sm, self.ctas)
         self.ctas_per_sm = config.ctas_per_sm
         self.producer_registers = config.producer_registers
         self.consumer_registers = config.consumer_registers
