@@ -52,10 +52,10 @@ def times(torch: Any, m: int, n: int, k: int) -> dict[str, float]:
     tensors = {**dict.fromkeys((*launch.NAMES, "up")), "a": a, "b": b.t(), "out": out}
     planned, product = plan(array("a", a), array("b", b.t())), Product(m, n, k, 1, PLAIN)
     sets = tune.operands(torch, tensors)
-    told = {number: modelled(one, product, SMS) for number, one in enumerate(CANDIDATES)}
+    told_us = {number: told(one, product) for number, one in enumerate(CANDIDATES)}
     calls = {"cublas": [lambda s=s: torch.mm(s["a"], s["b"], out=s["out"]) for s in sets]}
-    for number, us in told.items():
-        if us <= WORTH * min(told.values()):
+    for number, us in told_us.items():
+        if us <= WORTH * min(told_us.values()):
             kernel = execute.kernel(planned, (CANDIDATES[number],), SMS, ARCH)
             launcher = launch.make(planned, kernel, sets[0], sets[0], 0)
             calls[str(number)] = [lambda s=s, launcher=launcher: launcher(s, 1.0, 0.0) for s in sets]
@@ -82,6 +82,11 @@ def record(folder: Path, shapes: Sequence[tuple[int, ...]]) -> Iterator[dict[str
         yield {"shape": list(shape), "cublas": found.pop("cublas"), "us": found}
 
 
+def told(one: Choice, product: Product) -> float:
+    """Microseconds by the model alone."""
+    return modelled(one, product, SMS)
+
+
 def regret(shape: Extents, chosen: Choice) -> float:
     """Times as long as the fastest, that a choice takes."""
     us = measured.times()[shape]
@@ -92,14 +97,14 @@ def by_model(shape: Extents, corrections: Mapping[Choice, float]) -> Choice:
     """Of the candidates that were timed, the model's first."""
     product = Product(*shape, 1, PLAIN)
     return min(
-        measured.times()[shape], key=lambda one: modelled(one, product, SMS) * corrections.get(one, 1.0)
+        measured.times()[shape], key=lambda one: told(one, product) * corrections.get(one, 1.0)
     )  # fmt: skip
 
 
 def by_others(shape: Extents) -> Choice:
     """As if this shape had not been measured."""
     product = Product(*shape, 1, PLAIN)
-    return by_model(shape, measured.corrections(product, lambda one, at: modelled(one, at, SMS), shape))
+    return by_model(shape, measured.corrections(product, told, shape))
 
 
 #: ways to choose

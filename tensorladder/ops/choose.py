@@ -27,9 +27,11 @@ def predicted(one: Choice, product: Product, sm_count: int) -> float:
 
 @functools.lru_cache(maxsize=256)
 def _corrections(product: Product, sm_count: int) -> dict[Choice, float]:
-    if sm_count != measured.SMS:
-        return {}
-    return measured.corrections(product, lambda one, there: modelled(one, there, sm_count))
+    return measured.corrections(product, _measured_model) if sm_count == measured.SMS else {}
+
+
+def _measured_model(one: Choice, product: Product) -> float:
+    return modelled(one, product, measured.SMS)
 
 
 @functools.lru_cache(maxsize=1024)

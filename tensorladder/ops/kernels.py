@@ -84,7 +84,6 @@ def _halves(product: Product) -> bool:
     return product.form.dtype in ("fp16", "bf16")
 
 
-FEW = 128  # rows of A that c8 is for, at most
 WARP_MMA = ("sm_80", "sm_120")  # have no other tensor core instructions that a kernel here uses
 
 KERNELS: dict[str, Kernel] = {
@@ -92,7 +91,7 @@ KERNELS: dict[str, Kernel] = {
     for kernel in (
         Kernel("c6", "hopper.c6_epilogue", "EpilogueGemmConfig", ("sm_90a",), _plain, flat=True),
         Kernel("c7", "hopper.c7_fused_ping_pong", "FusedGemmConfig", ("sm_90a",), lambda _: True),
-        Kernel("c8", "hopper.c8_split_k", "SplitKGemmConfig", ("sm_90a",), lambda product: product.m <= FEW),
+        Kernel("c8", "hopper.c8_split_k", "SplitKGemmConfig", ("sm_90a",), lambda _: True),
         Kernel("b9", "ampere.b9_epilogue", "WarpEpilogueGemmConfig", WARP_MMA, _halves, also=("sm_90a", "sm_100a")),
         Kernel("d5", "blackwell.d5_epilogue", "PairEpilogueGemmConfig", ("sm_100a",), lambda _: True),
         Kernel("c9", "hopper.c9_grouped", "GroupedGemmConfig", ("sm_90a",), lambda product: bool(product.form.ragged)),

@@ -2,8 +2,8 @@
 
 They count waves: the busiest SM's tiles, one after the other. A K step of a tile takes the longer of what its
 multiplications take at the tensor cores' rate and what the way of its operands takes (`way`). The constants are fitted
-to times of all candidates on bf16 products (`RATES`, tests/data/silicon/choice_h200.jsonl); what they leave out is made
-good near the shapes that were measured (`ops.measured`).
+to times of all candidates on bf16 products (choice_h200.jsonl); what they leave out is made good near the shapes that
+were measured (`ops.measured`).
 """
 
 from __future__ import annotations
@@ -170,24 +170,39 @@ def cut(
 # ----------------------------------------------------------------------------------------------- c7: fused ping-pong
 
 #: (tile of C, CTAs of a cluster along M, along N), by how warpgroups share a tile: they take turns (""), or have a half
-#: each, below ("m") the other's. Of 60 that were measured those that are the best of all, or near, for some shape.
+#: each, below ("m") the other's. Of those that were measured the ones that some shape would miss.
 C7_TILES = {
     "": [
         ((128, 192), 2, 1), ((128, 192), 1, 1), ((128, 160), 2, 1), ((128, 160), 1, 1), ((128, 128), 1, 2),
-        ((128, 128), 1, 1), ((128, 96), 1, 2), ((64, 224), 1, 1), ((64, 192), 2, 1), ((64, 192), 1, 1),
+        ((128, 128), 1, 1), ((64, 224), 1, 1), ((64, 192), 2, 1), ((64, 192), 1, 1),
         ((64, 160), 1, 2), ((64, 160), 1, 1), ((64, 128), 2, 1), ((64, 128), 1, 1), ((64, 96), 1, 2), ((64, 64), 1, 2),
-        ((64, 64), 1, 1),
+        ((64, 64), 1, 1), ((192, 128), 1, 1), ((64, 160), 4, 1), ((64, 192), 4, 1),
     ],
     "m": [
-        ((256, 160), 2, 1), ((256, 160), 1, 2), ((128, 256), 4, 1), ((128, 256), 2, 1), ((128, 256), 1, 1),
-        ((128, 224), 2, 1), ((128, 96), 2, 1),
+        ((256, 160), 1, 2), ((128, 256), 2, 1), ((128, 256), 1, 1),
+        ((128, 224), 2, 1), ((128, 96), 2, 1), ((128, 224), 1, 2), ((128, 224), 1, 1), ((128, 96), 2, 2),
+    ],
+}  # fmt: skip
+
+
+#: the same with operands swapped: tiles are of (N, M), CTAs along N and along M
+C7_SWAPPED = {
+    "": [
+        ((64, 96), 1, 1), ((64, 128), 1, 1), ((128, 64), 1, 2), ((128, 96), 1, 2), ((128, 96), 2, 1),
+        ((128, 128), 1, 2), ((128, 160), 2, 1), ((128, 160), 1, 1), ((128, 192), 2, 1), ((128, 192), 1, 2),
+        ((192, 96), 1, 2), ((192, 96), 1, 1), ((256, 96), 1, 2), ((256, 96), 1, 1),
     ],
 }  # fmt: skip
 
 
 def _c7_candidates() -> Iterator[Choice]:
-    shared = [(split, *one) for split, tiles in C7_TILES.items() for one in tiles]
-    for split, (rows, cols), cluster_m, cluster_n in shared:
+    shared = [
+        (swap, split, *one)
+        for swap, of in (({}, C7_TILES), ({"swap": True}, C7_SWAPPED))
+        for split, tiles in of.items()
+        for one in tiles
+    ]
+    for swap, split, (rows, cols), cluster_m, cluster_n in shared:
         wide = rows * cols // (256 if split else 128) > 160  # accumulators a thread
         # A second buffer of C where it costs no stage.
         room, one = SMEM - 1024, 2 * 64 * 128
@@ -197,7 +212,7 @@ def _c7_candidates() -> Iterator[Choice]:
             "c7", tile=(rows, cols, 64), split=split, cluster_m=cluster_m, cluster_n=cluster_n, c_stages=c_stages,
             stages=min(stages if c_stages == 1 else fewer, 10),
             raster=_raster(rows * cluster_m, cols * cluster_n, cluster_m * cluster_n),
-            producer_registers=24 if wide else 40, consumer_registers=240 if wide else 232,
+            producer_registers=24 if wide else 40, consumer_registers=240 if wide else 232, **swap,
         )  # fmt: skip
 
 
@@ -224,9 +239,9 @@ def _c7_fits(knobs: dict[str, Any], form: Form) -> bool:
 
 
 C7 = Rates(
-    multiply=1.102, step={"": 18.4, "m": 55.3}, latency=2330.0, shared=0.21, memory=3020.0, l2=20540.0, arriving=256.0,
-    split_lines={16: 3.39, 32: 1.35, 64: 1.4}, absent=(0.054, 0.095), element=0.167, ramp=(1040.0, 0.712),
-    launch=1.413, whole=(10.2e6, 1.398e3),
+    multiply=1.161, step={"": 25.5, "m": 16.2}, latency=2235.0, shared=0.248, memory=3262.0, l2=14250.0,
+    arriving=151.6, split_lines={16: 1.74, 32: 0.516, 64: 0.0949}, absent=(0.0624, 0.0738),
+    element=0.179, ramp=(794.9, 0.822), launch=1.354, whole=(11160000.0, 1764.0),
 )  # fmt: skip
 
 
@@ -258,11 +273,11 @@ def _c7_us(knobs: dict[str, Any], product: Product, sm_count: int) -> float:
 
 # ------------------------------------------------------------------------------------------------------- c8: split-K
 
-#: parts of K by (rows of B, rows of A): of 45 that were measured those that are the best of all, or near, for some
-#: shape
+#: parts of K by (rows of B, rows of A), likewise
 C8_TILES = {
     (64, 8): (1, 2, 4, 8), (128, 8): (4,), (64, 16): (1, 2, 4, 8), (64, 32): (1, 2, 4, 8), (128, 32): (4,),
-    (64, 64): (1, 2, 3, 8), (128, 64): (2,), (64, 128): (1, 3), (128, 128): (2,),
+    (64, 64): (1, 2, 3, 8), (128, 64): (2, 3, 4, 8), (64, 128): (3,), (128, 128): (2, 4, 8), (128, 96): (2, 4),
+    (128, 160): (2, 4, 8), (128, 192): (4,), (128, 224): (2,), (64, 224): (4,),
 }  # fmt: skip
 
 
@@ -290,12 +305,14 @@ def _c8_fits(knobs: dict[str, Any], form: Form) -> bool:
 
 
 C8 = Rates(
-    multiply=1.254, step={}, latency=2734.0, shared=0.0, memory=3119.0, l2=7797.0, arriving=183.0,
-    split_lines={16: 1.4, 32: 1.0, 64: 0.231}, absent=(0.024, 0.077), element=0.176, ramp=(867.0, 5.31), launch=1.794,
-    whole=(16.8e6, 0.94e3),
+    multiply=1.391, step={}, latency=2685.0, shared=0.0, memory=3301.0, l2=7484.0,
+    arriving=184.6, split_lines={16: 1.49, 32: 0.433, 64: 0.277}, absent=(0.0307, 0.0656),
+    element=0.0295, ramp=(1030.0, 5.36), launch=1.71, whole=(19070000.0, 2688.0),
 )  # fmt: skip
-C8_MORE = 0.564  # the part of an epilogue that is not hidden after the first tile
-C8_SUMS = {1: 0.0, 2: 1251.0, 3: 764.0, 4: 299.0, 8: 707.0}  # clocks of the sums' way, by parts of K
+C8_STEP = 180.1  # clocks of a K step's multiplications, at the least
+C8_MORE = 0.705  # the part of an epilogue that is not hidden after the first tile
+#: clocks of the sums' way to who adds them up: by parts of K, for each pass; and for each element that a CTA sends
+C8_SUMS, C8_SENT = {1: 0.0, 2: 1100.0, 3: 378.1, 4: 163.1, 8: 411.1}, 0.439
 
 
 def _c8_us(knobs: dict[str, Any], product: Product, sm_count: int) -> float:
@@ -307,11 +324,12 @@ def _c8_us(knobs: dict[str, Any], product: Product, sm_count: int) -> float:
     steps = ceil(ceil(product.k * bytes_of(product.form.dtype) / (boxes * ROW)) / split) * boxes
     pair = operands(product, (rows, rows), (cols, cols))
     tiles = cut(C8, product, pair, steps, knobs["stages"] * boxes, split, resident, split)
-    multiply = C8.multiply * max(rows, 16) * cols / 32
+    multiply = max(C8.multiply * max(rows, 16) * cols / 32, C8_STEP)
     waves = waves_of(tiles)
     clocks = sum(count * steps * max(multiply, way(tiles, C8, inf, clusters)) for count, clusters in waves)
     shown = 1 + (sum(count for count, _ in waves) - 1) * C8_MORE
-    us = launched(C8, product, clocks + shown * (C8.element * rows * cols + C8_SUMS[split]))
+    sums = C8_SUMS[split] * knobs["passes"] + C8_SENT * rows * cols * (split - 1) / split
+    us = launched(C8, product, clocks + shown * (C8.element * rows * cols + sums))
     unknown = 4 * product.m <= rows > 8
     return us * (UNKNOWN if unknown else 1.0)
 

@@ -34,25 +34,25 @@ def test_every_candidate_was_measured():
     known = {one for us in times().values() for one in us}
     here = [model.candidates for name, model in MODELS.items() if "sm_90a" in KERNELS[name].archs]
     assert known == {alike(one) for model in here for one in model}, "record the times again"
-    assert len(times()) >= 350
+    assert len(times()) >= 600
 
 
 def test_the_untuned_choice_is_near_the_best_where_that_was_measured():
     found = regrets(lambda shape: choose(*shape, 1, PLAIN, SMS))
     assert {shape: ratio for shape, ratio in found.items() if ratio > WITHIN} == {}
-    assert mean(found) < 1.01
+    assert mean(found) < 1.005
 
 
 def test_how_near_it_is_where_nothing_was_measured():
     """Not all shapes are within 10 %: those that are not are counted here."""
     found = regrets(by_others)
     over = [shape for shape, ratio in found.items() if ratio > WITHIN]
-    assert mean(found) < 1.02 and len(over) <= 0.06 * len(found) and max(found.values()) < 1.3
+    assert mean(found) < 1.02 and len(over) <= 0.04 * len(found) and max(found.values()) < 1.3
 
 
 def test_what_the_model_alone_is_worth():
     found = regrets(lambda shape: by_model(shape, {}))
-    assert mean(found) < 1.03 and sum(ratio > WITHIN for ratio in found.values()) <= 0.1 * len(found)
+    assert mean(found) < 1.03 and sum(ratio > WITHIN for ratio in found.values()) <= 0.08 * len(found)
 
 
 M, N, K = 128, 8192, 8192  # was measured
@@ -78,10 +78,11 @@ def test_a_correction_is_most_of_the_models_error(monkeypatch):
     product = Product(M, N, K, 1, PLAIN)
     fast, slow, other = measured.timed()[:3]
     monkeypatch.setattr(measured, "times", lambda: {(M, N, K): {fast: 50.0, slow: 200.0}})
+    monkeypatch.setattr(measured, "_places", lambda: (((M, N, K), measured._place(M, N, K)),))
     found = corrections(product, lambda *_: 100.0)
     assert 100 * found[fast] == pytest.approx(50.0, rel=0.2) and 100 * found[fast] > 50.0
     assert 100 * found[slow] == pytest.approx(200.0, rel=0.2) and 100 * found[slow] < 200.0
-    assert 1.0 < found[other] < measured.UNTIMED  # was left out
+    assert 1.0 < found[other] < math.exp(measured.UNTIMED)  # was left out
     assert corrections(product, lambda *_: 100.0, without=(M, N, K)) == {}
 
 
