@@ -247,13 +247,30 @@ def unsigned_less(typing, a, b):
     return types.boolean(types.int64, types.int64), codegen
 
 
+#: what a process that gets no more memory says, before it ends with the status of what cannot be done here
+_NO_MEMORY = (
+    "tensorladder: the virtual GPU wants more memory than this process may have (ulimit -v): run a smaller shape, or "
+    "without checks\n"
+)
+_NOT_HERE = 3
+
+
 @intrinsic
 def allocate(typing, size):
-    """malloc; gives the address."""
+    """malloc; gives the address. Where there is no more memory the process ends with one line: what asks for it is deep
+    in generated code, which could only write to address 0."""
 
     def codegen(context, builder, sig, args):
-        fn = cgutils.get_or_insert_function(builder.module, ir.FunctionType(_I64, [_I64]), "malloc")
-        return builder.call(fn, [args[0]])
+        def call(name: str, result: ir.Type, *values: ir.Value) -> ir.Value:
+            signature = ir.FunctionType(result, [value.type for value in values])
+            return builder.call(cgutils.get_or_insert_function(builder.module, signature, name), values)
+
+        address = call("malloc", _I64, args[0])
+        with builder.if_then(builder.icmp_unsigned("==", address, ir.Constant(_I64, 0)), likely=False):
+            text = builder.ptrtoint(context.insert_const_string(builder.module, _NO_MEMORY), _I64)
+            call("write", _I64, ir.Constant(ir.IntType(32), 2), text, ir.Constant(_I64, len(_NO_MEMORY)))
+            call("_exit", ir.VoidType(), ir.Constant(ir.IntType(32), _NOT_HERE))
+        return address
 
     return types.int64(types.int64), codegen
 
