@@ -112,6 +112,19 @@ def test_what_a_script_asks_of_torch(tmp_path):
         assert torch.cuda.current_stream() == torch.cuda.default_stream() == first and first.cuda_stream == 0
         torch.cuda.set_stream(side); assert torch.cuda.current_stream() == side; torch.cuda.set_stream(first)
         x.record_stream(side)
+        module = torch.nn.Linear(4, 4).to("cuda")
+        assert module.weight.is_cuda and not module.to("cpu").weight.is_cuda and module.to(x).weight.dtype == x.dtype
+        assert x.to("cuda", None, False) is x and x.to("cpu", torch.float64, False, True).dtype == torch.float64
+        from torch.utils.checkpoint import checkpoint
+        leaf = torch.ones(3, device="cuda", requires_grad=True)
+        checkpoint(lambda t: torch.relu(t * t), leaf, use_reentrant=False).sum().backward()
+        assert leaf.grad.tolist() == [2, 2, 2]
+        import io
+        file = io.BytesIO(); torch.save({"w": leaf.detach(), "n": 3}, file)
+        for place in ("cuda", "cpu"):
+            file.seek(0)
+            found = torch.load(file, map_location=place)
+            assert found["w"].is_cuda == (place == "cuda") and found["w"].tolist() == [1, 1, 1] and found["n"] == 3
         try:
             x.numpy()
         except TypeError:

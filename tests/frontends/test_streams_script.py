@@ -340,6 +340,9 @@ SCRIPTS = {
         """, [],
     ),
     "graph: joined": (GRAPH.format("here.wait_stream(side)"), "y.add_(1)", []),
+    "graph: what it makes and drops": (
+        GRAPH.format("here.wait_stream(side); z = x.mul(2) + 1"), "x.add_(1); g.replay(); del z; w = x.mul(2) + 1", [],
+    ),
     "graph: a branch writes what the other one reads": (
         GRAPH.format("x.add_(0); here.wait_stream(side)"), "", ["a branch of a graph on the default stream"],
     ),

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.autograd import function as autograd_function
 from torch.overrides import _get_current_function_mode_stack
+from torch.utils import checkpoint
 from torch.utils._pytree import tree_leaves, tree_map
 
 from .session import Session
@@ -40,12 +41,25 @@ def entered(mode: OnHost) -> Iterator[None]:
 
 def points(session: Session, mode: OnHost) -> list[Point]:
     """What is replaced while a script runs."""
-    return [*_backward(session, mode), (torch.library.Library, "impl", _impl(session, mode))]
+    return [*_backward(session, mode), (torch.library.Library, "impl", _impl(session, mode)), *_checkpoint()]
+
+
+def _checkpoint() -> list[Point]:
+    """What checkpointing compares of a tensor that it computes again: not the device, which saved tensors may lack."""
+    name = "_allowed_determinism_checks_to_fns"
+    known = getattr(checkpoint, name, None)
+    if known is None or "default" not in known:  # another torch
+        return []
+    return [(checkpoint, name, {**known, "default": lambda x: {"shape": x.shape, "dtype": x.dtype}})]
 
 
 def _on_device(session: Session, tree: Any) -> Any:
     """`tree` with the tensors in device memory as device tensors."""
-    return tree_map(lambda x: x.as_subclass(CudaTensor) if is_device_memory(session, x) else x, tree)
+
+    def on_device(x: Any) -> Any:
+        return x.as_subclass(CudaTensor) if not isinstance(x, CudaTensor) and is_device_memory(session, x) else x
+
+    return tree_map(on_device, tree)
 
 
 def _backward(session: Session, mode: OnHost) -> list[Point]:

@@ -86,6 +86,10 @@ class CudaTensor(torch.Tensor):
     def __deepcopy__(self, memo: dict[int, Any]) -> CudaTensor:
         return memo.setdefault(id(self), self.detach().clone().requires_grad_(self.requires_grad))
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Saved as a tensor of the host: a file means the same without this class."""
+        return plain(self).__reduce_ex__(protocol)
+
     def __repr__(self, **_: Any) -> str:
         return repr(plain(self))[:-1] + ", device='cuda:0')"
 
@@ -192,8 +196,10 @@ class OnHost(TorchFunctionMode):
     def _answered(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if func in self._moves:
             moved = self._seen(self._moves[func](*args, **kwargs))
-            if isinstance(moved, CudaTensor) != isinstance(args[0], CudaTensor) and not _not_blocking(args, kwargs):
-                self.host_waits()
+            if isinstance(moved, CudaTensor) != isinstance(args[0], CudaTensor):
+                given = _of_to(args[1:], kwargs) if func == torch.Tensor.to else kwargs
+                if not _not_blocking(args if func == torch.Tensor.cuda else (), given):
+                    self.host_waits()
             return moved
         kwargs.pop("pin_memory", None)
         named = "device" in kwargs
@@ -268,7 +274,8 @@ class OnHost(TorchFunctionMode):
             streams.accessed(streams.current, name or "a copy", writes=[_extent(fresh)])
 
     def _track(self, tensor: CudaTensor) -> None:
-        home = None if self._session.capturing else self._session.streams.current  # a graph's memory is its own
+        streams = self._session.streams
+        home = None if self._session.capturing else streams.at(streams.current)  # a graph's memory is its own
         self._session.track(plain(tensor).untyped_storage(), replace(_memory_of(plain(tensor)), home=home))
 
     def _cuda(self, tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
@@ -279,21 +286,24 @@ class OnHost(TorchFunctionMode):
 
     def _to(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Tensor.to(device), .to(device, dtype), .to(dtype), .to(other): the device part is answered here."""
-        device = kwargs.pop("device", None)
-        rest = []
-        for arg in args:
-            if isinstance(arg, torch.Tensor):
-                device, kwargs["dtype"] = arg.device, arg.dtype
-            elif isinstance(arg, str | torch.device) or (isinstance(arg, int) and not isinstance(arg, bool)):
-                device = arg
-            else:
-                rest.append(arg)
-        copy = kwargs.pop("copy", False)
-        moved = tensor.to(*rest, copy=copy, **kwargs) if rest or kwargs or copy else tensor
+        given = _of_to(args, kwargs)
+        device, rest = given.pop("device", None), {k: v for k, v in given.items() if v is not None and v is not False}
+        moved = tensor.to(**rest) if rest else tensor
         if device is None or claims_cuda(device) == isinstance(tensor, CudaTensor):
             return moved
         fresh = moved.clone() if moved is tensor else moved
         return _as_cuda(fresh) if claims_cuda(device) else plain(fresh)
+
+
+def _of_to(args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of Tensor.to by name; of another tensor its device and dtype."""
+    first = args[0] if args else None
+    names: tuple[str, ...] = ("device", "dtype", "non_blocking", "copy")
+    if isinstance(first, torch.Tensor | torch.dtype):
+        names = ("other" if isinstance(first, torch.Tensor) else "dtype", *names[2:])
+    given = {**dict(zip(names, args)), **kwargs}
+    other = given.pop("other", None)
+    return given if other is None else {**given, "device": other.device, "dtype": other.dtype}
 
 
 def _settle(tensor: CudaTensor) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map
 
 from . import reentry
 from .session import DEVICE_MEMORY, TIMES_NOTE, Graph, Session
@@ -212,6 +213,19 @@ def _compile(session: Session) -> Callable[..., Any]:
     return compile
 
 
+def _load() -> Callable[..., Any]:
+    """torch.load: tensors that are asked for on the GPU are moved there from the host."""
+    original = torch.load
+
+    def load(f: Any, map_location: Any = None, *args: Any, **options: Any) -> Any:
+        if not isinstance(map_location, str | torch.device | int) or not claims_cuda(map_location):
+            return original(f, map_location, *args, **options)
+        loaded = original(f, "cpu", *args, **options)
+        return tree_map(lambda x: x.cuda() if isinstance(x, torch.Tensor | torch.nn.Module) else x, loaded)
+
+    return load
+
+
 def _profile(session: Session) -> type:
     """torch.profiler.profile: kernels are not seen by it here."""
 
@@ -294,6 +308,7 @@ def torch_facade(session: Session) -> Iterator[None]:
         (torch.cuda.nvtx, "mark", _nothing()),
         (torch, "Generator", VirtualGenerator),
         (torch, "compile", _compile(session)),
+        (torch, "load", _load()),
         (torch.profiler, "profile", _profile(session)),
     ]
     replaced += reentry.points(session, mode)
