@@ -23,6 +23,7 @@ CASES = [
         name="proxy-fence-behind-barrier",
         wrong="the fence stands after the barrier, in the storing thread alone",
         kind="missing-proxy-fence",
+        verdict="review",
         language="cuda",
     ),
     Case(

@@ -11,6 +11,7 @@ from tensorladder.vgpu.check.clocks import (
     component,
     copy,
     epoch_of,
+    fenced_proxy,
     fenced_tensor,
     join,
     known,
@@ -438,6 +439,7 @@ def on_fence(x, n, what, addresses, lanes, iid):
     if kind == FENCE_ASYNC and what >> 12 != _GLOBAL_ONLY:
         proxy_fence(x, n, lanes)
         copies_fenced(x, n)
+        copy(x, fenced_proxy(x, n), known(x, n))
         st64(z + X.Z_INIT_FENCE, clock + 1)
     elif kind == FENCE_MBARRIER_INIT or (kind == FENCE_MEMORY and (what >> 8) & 15 >= _CLUSTER_SCOPE):
         st64(z + X.Z_INIT_FENCE, clock + 1)

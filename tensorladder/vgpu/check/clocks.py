@@ -128,6 +128,12 @@ def fenced_tensor(x, n):
 
 
 @helper
+def fenced_proxy(x, n):
+    """V of warp n as of its last fence.proxy.async of shared memory."""
+    return row(x, n, X.ROW_PROXY)
+
+
+@helper
 def tick(x, n):
     """A warp's next event is later than all so far."""
     at = known(x, n) + 4 * n

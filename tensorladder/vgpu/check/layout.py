@@ -16,11 +16,12 @@ X_SLOTS = 24
 X_WARPS = 32  # of a CTA
 X_SIZE = 40  # CTAs of a cluster
 # vector clocks, X_ROWS a warp: what it has seen, what of that the async proxy sees; both as of its last fence; the
-# first as of its last tcgen05.fence::after_thread_sync; both of what relaxed reads have seen, with no fence since
+# first as of its last tcgen05.fence::after_thread_sync; both of what relaxed reads have seen, with no fence since; the
+# first as of its last proxy fence of shared memory
 X_KNOWN = 48
-ROWS, SCOPED_ROWS = 7, 15  # with both pairs once more for clusters and for CTAs
-ROW_FENCED, ROW_TENSOR, ROW_PENDING = 2, 4, 5
-ROW_NARROW = 7  # (fenced, pending) of the cluster, of the CTA: four rows each
+ROWS, SCOPED_ROWS = 8, 16  # with both pairs once more for clusters and for CTAs
+ROW_FENCED, ROW_TENSOR, ROW_PENDING, ROW_PROXY = 2, 4, 5, 7
+ROW_NARROW = 8  # (fenced, pending) of the cluster, of the CTA: four rows each
 X_COMPONENTS = 56  # K_ records
 X_STARTS = 64  # u32 a component: its clock when the CTA that is there now began
 X_Z = 72  # Z_ records of the warps, slot by slot
@@ -238,7 +239,7 @@ F_BYTES = 128
  LANES_ELSEWHERE, PHASE_SKIPPED, UNDEFINED_STORED, UNDEFINED_ADDRESS, UNDEFINED_BRANCH, UNDEFINED_OPERAND,
  UNDEFINED_COPIED, RACE_SAME) = range(1, 41)  # fmt: skip
 (MAP_NOT_RELEASED, MAP_NOT_ACQUIRED, PROXY_GLOBAL, ST_NOT_FENCED, LANES_RACE, LANES_TOGETHER,
- LANES_STORE, WAIT_NARROW, LANES_HANDED, LANES_FREED) = range(64, 74)  # fmt: skip
+ LANES_STORE, WAIT_NARROW, LANES_HANDED, LANES_FREED, PROXY_LATE) = range(64, 75)  # fmt: skip
 
 # ---------------------------------------------------------------- addresses that synchronise
 SYNC_SLOTS = 4096  # hash slots: (address and whose level, index of its two clocks, narrow release: place), i64

@@ -8,7 +8,7 @@ they are issued, so what is found does not hang on when asynchronous effects hap
 from __future__ import annotations
 
 from tensorladder.vgpu.check import layout as X
-from tensorladder.vgpu.check.clocks import before, clock_of
+from tensorladder.vgpu.check.clocks import before, clock_of, fenced_proxy
 from tensorladder.vgpu.check.elected import was_left
 from tensorladder.vgpu.check.fences import fence_between
 from tensorladder.vgpu.check.widths import in_doubt, known_for_sure
@@ -206,11 +206,17 @@ def after_write(x, cell, v, p, epoch, site, shared):
         if not exempt(x, w, epoch):
             found(x, X.RACE_WR, site, epoch, ld32(cell + X.CELL_SITES), w, 0, 0)
     elif epoch & _ASYNC and w & _ASYNC == 0 and other_proxy(x, v, p, w, shared):
-        found(x, X.PROXY if shared != 0 else X.PROXY_GLOBAL, site, epoch, ld32(cell + X.CELL_SITES), w, 0, 0)
+        found(x, late_fence(x, w) if shared != 0 else X.PROXY_GLOBAL, site, epoch, ld32(cell + X.CELL_SITES), w, 0, 0)
     elif ld64(x + X.X_ANY_LEFT) != 0 and handed_on_by_some(x, v, epoch, site, w, ld32(cell + X.CELL_SITES), _HANDED):
         return
     elif ld64(x + X.X_DOUBT) != 0 and not known_for_sure(x, w, epoch, ld32(cell + X.CELL_SITES), shared):
         found(x, X.WAIT_NARROW, site, epoch, ld32(cell + X.CELL_SITES), w, in_doubt(x, ld64(x + X.X_WARP)) - 1, 0)
+
+
+@helper
+def late_fence(x, w):
+    """How a write is judged that its own threads have not fenced: by the reader, after it learned of the write?"""
+    return X.PROXY_LATE if before(x, fenced_proxy(x, ld64(x + X.X_WARP)), w, 1) else X.PROXY
 
 
 @helper

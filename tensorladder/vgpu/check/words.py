@@ -356,6 +356,12 @@ _TEXTS: dict[int, tuple[str, Verdict | None, str, str]] = {
         "{here} reads through the async proxy what {other} wrote through the generic proxy: no fence.proxy.async by "
         "the writing threads comes between the write and the barrier that hands it on", _PROXY_FIX,
     ),
+    X.PROXY_LATE: (
+        "missing-proxy-fence", Verdict.REVIEW,
+        "{here} reads through the async proxy what {other} wrote through the generic proxy: the reader's warp executed "
+        "fence.proxy.async after it learned of the write, the writing threads none before they handed it on (a fence "
+        "works within its thread, says the ISA; its memory model has room for one anywhere on the way)", _PROXY_FIX,
+    ),
     X.PROXY_WRITE: (
         "missing-proxy-fence", Verdict.REVIEW,
         "{here} overwrites through the async proxy what {other} wrote through the generic proxy, with no "
