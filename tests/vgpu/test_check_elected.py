@@ -7,7 +7,8 @@ import pytest
 pytest.importorskip("llvmlite")
 
 from tensorladder.core.findings import Verdict
-from tests.vgpu.test_check import INIT, MINE, OUT, SYNC, check, errors, kinds
+from tests.vgpu.test_check import FENCE, INIT, MINE, OUT, STORE, SYNC, check, errors, kinds
+from tests.vgpu.test_check import READ as BULK_READ
 
 MEET = "bar.warp.sync -1;"
 ELECT = "elect.sync %r20|%p5, -1;"
@@ -72,6 +73,12 @@ def test_a_flag_that_one_lane_sets() -> None:
         SEEN: bar.warp.sync -1; ld.global.u32 %r5, [%rd1]; OUT:"""
     assert errors(check(body.replace("{meet}", ""), block=32, grid=2)) == {"race"}
     assert check(body.replace("{meet}", MEET), block=32, grid=2).verdict is Verdict.CLEAN
+
+
+def test_a_copy_that_one_lane_issues_of_what_the_others_wrote() -> None:
+    for meet, verdict in (("", Verdict.REVIEW), (MEET, Verdict.CLEAN), ("wgmma.fence.sync.aligned;", Verdict.CLEAN)):
+        report = check(MINE + FENCE + meet + STORE.replace("256", "128") + BULK_READ, block=32)
+        assert report.verdict is verdict and kinds(report) == ({"race"} if verdict is Verdict.REVIEW else set())
 
 
 # ---------------------------------------------------------------- cp.async

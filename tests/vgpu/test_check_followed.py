@@ -131,3 +131,21 @@ def test_a_carry_that_depends_on_what_nobody_wrote() -> None:
     again = "add.cc.u32 %r6, %r0, 1; addc.u32 %r5, %r0, 2;"
     report = check(add.format("ld.shared.u32 %r4, [%r3];", "", again))
     assert not errors(report) and report.verdict is Verdict.REVIEW and kinds(report) == {"uninitialised"}
+
+
+# ---------------------------------------------------------------- atomics
+SUM = "red.shared.add.u32 [%r3], 1; ld.shared.u32 %r5, [%r3];" + OUT
+OLD = "atom.shared.{}.u32 %r5, [%r3], 1;" + OUT
+
+
+@pytest.mark.parametrize(("body", "found"), [
+    (SUM, {"uninitialised"}),  # a histogram that nobody cleared
+    ("st.shared.u32 [%r3], 0;" + SUM, set()),
+    (OLD.format("add"), {"uninitialised"}),
+    ("st.shared.u32 [%r3], 0;" + OLD.format("add"), set()),
+    ("atom.shared.exch.b32 %r6, [%r3], 1; ld.shared.u32 %r5, [%r3];" + OUT, set()),
+    ("setp.lt.u32 %p3, %r0, 32; @%p3 st.shared.u32 [%r3], 0; red.shared.add.u32 [%r3], 1; ld.shared.u32 %r5, [%r3];"
+     + SOME, set()),
+])  # fmt: skip
+def test_atomics_on_what_nobody_wrote(body, found) -> None:
+    assert errors(check(body)) == found

@@ -9,10 +9,13 @@ from tensorladder.vgpu.check.exits import visit
 from tensorladder.vgpu.check.lanes import among_lanes, lanes_release, lanes_waited
 from tensorladder.vgpu.check.order import synchronise
 from tensorladder.vgpu.check.shadow import shared_place, touch_global, touch_shared
+from tensorladder.vgpu.check.values import keep_undefined
 from tensorladder.vgpu.check.widths import reads
 from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.machine.hooks import (
     ACCESS_ACQUIRE,
+    ACCESS_ATOMIC,
+    ACCESS_EXCHANGE,
     ACCESS_RELEASE,
     ACCESS_SCOPE,
     ACCESS_SPACE,
@@ -99,7 +102,11 @@ def on_access(x, w, n, addresses, size, what, lanes, iid):
     among_lanes(x, w, n, addresses, lanes, size, what, write, iid)
     if ld64(x + X.X_CROSS) != 0:
         reads(x, n)
+    if what & (15 | ACCESS_EXCHANGE) == ACCESS_ATOMIC:  # works on what is there
+        keep_undefined(x, addresses, lanes, size)
+        st64(x + X.X_CARRIES, 1)
     each_lane(x, n, addresses, lanes, size, write, flags_of(what), iid)
+    st64(x + X.X_CARRIES, 0)
     st64(x + X.X_DOUBT, 0)
     if sync and write != 0:
         if what & ACCESS_RELEASE:

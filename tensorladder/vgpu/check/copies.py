@@ -17,7 +17,7 @@ from tensorladder.vgpu.check.clocks import (
     site_of,
     visible,
 )
-from tensorladder.vgpu.check.lanes import lanes_copy, lanes_have_copied
+from tensorladder.vgpu.check.lanes import lane_copies_out, lanes_copy, lanes_have_copied
 from tensorladder.vgpu.check.maps import use_map
 from tensorladder.vgpu.check.shadow import shared_place, touch_global, touch_shared
 from tensorladder.vgpu.check.values import any_undefined, box_undefined, carry_undefined, store_undefined
@@ -351,6 +351,7 @@ def on_store(x, w, op, n, lane, iid):
         m = usable_map(op, REDUCE if reduces else STORE)
         if m != 0:
             use_map(x, n, lane, m, v, p, site)
+            lane_copies_out(x, w, n, lane, window_host(x, n, ld64(op + L.A_SRC)), room(m), iid)
             st64(x + X.X_UNDEFINED, 0)
             shared_box(x, n, lane, src >> 32, lo, m, 0, v, p, reads, site)
             if ld64(x + X.X_UNDEFINED) | ld64(x + X.X_TAINTED) and box_undefined(x, op, m, src >> 32, lo):
@@ -358,6 +359,7 @@ def on_store(x, w, op, n, lane, iid):
             global_box(x, op, m, n, lane, 1, v, p, writes, site)
         return
     size = ld64(op + L.A_SIZE)
+    lane_copies_out(x, w, n, lane, window_host(x, n, ld64(op + L.A_SRC)), size, iid)
     st64(x + X.X_UNDEFINED, 0)
     touch_shared(x, n, 1 << lane, src >> 32, lo, lo + size, 0, v, p, reads, site)
     if ld64(x + X.X_UNDEFINED) | ld64(x + X.X_TAINTED) and any_undefined(x, src >> 32, lo, lo + size):

@@ -268,6 +268,27 @@ def lanes_release(x, w, n, lanes, iid):
         release_by(x, w, n, log, lanes, iid)
 
 
+@helper
+def lane_copies_out(x, w, n, lane, host, size, iid):
+    """One lane issues a copy from these bytes of shared memory: what other lanes wrote there has to come before."""
+    log = log_of(x, n)
+    all_there(w, log)
+    for k in range(min(ld64(log), X.LOG_MOST)):
+        entry = entry_of(log, 1, k)
+        if ld64(entry + X.ENTRY_WHAT) & ACCESS_ALIGNED or ld64(entry + X.ENTRY_TOGETHER) != 0:
+            continue
+        others = ld64(entry + X.ENTRY_LANES) & ~(1 << lane)
+        while others != 0:
+            i = trailing_zeros(others)
+            others &= others - 1
+            at = ld64(entry + X.ENTRY_ADDRESSES + 8 * i)
+            if at >= host + size or at + ld64(entry + X.ENTRY_SIZE) <= host:
+                continue
+            if (ld32(entry + X.ENTRY_SEEN + 4 * i) >> lane) & 1 == 0 and place_of(x, n, 1 << lane, at, 1):
+                found(x, X.LANES_COPIED, site_of(n, iid), 0, site_of(n, ld64(entry + X.ENTRY_IID)), 0, i, lane)
+                return
+
+
 # ---------------------------------------------------------------- cp.async
 @helper
 def copies_at(x, n):

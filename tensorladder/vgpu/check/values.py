@@ -89,6 +89,17 @@ def carry_undefined(x, from_slot, src, to_slot, dst, size, adds):
 
 
 @helper
+def keep_undefined(x, addresses, lanes, size):
+    """What is undefined of the bytes that lanes add to, in shared memory, stays so."""
+    while lanes != 0:
+        lane = trailing_zeros(lanes)
+        lanes &= lanes - 1
+        place = shared_place(x, ld64(addresses + 8 * lane))
+        if place >= 0:
+            carry_undefined(x, place >> 32, place & 0xFFFFFFFF, place >> 32, place & 0xFFFFFFFF, size, 0)
+
+
+@helper
 def on_shadow_load(x, n, addresses, vectors, form, lanes, iid):
     """CHECK_SHADOW_LD: ones for the undefined bytes of what lanes loaded; the vectors are zero so far."""
     size = form & 0xFF

@@ -391,6 +391,12 @@ _TEXTS: dict[int, tuple[str, Verdict | None, str, str]] = {
         "read it, with no bar.warp.sync between, so the arrival does not come after them",
         "bar.warp.sync (__syncwarp) before one lane arrives for its warp",
     ),
+    X.LANES_COPIED: (
+        "race", Verdict.REVIEW,
+        "{here} by lane {b} reads what {other} by lane {a} of the same warp wrote: no bar.warp.sync comes between, so "
+        "the lane that copies does not come after it",
+        "bar.warp.sync (__syncwarp) after the stores and their proxy fence, before one lane issues the copy",
+    ),
     X.LANES_STORE: (
         "race", None,
         "{here} stores different values of lanes {a} and {b} to the same bytes: which one stays is undefined",

@@ -177,6 +177,8 @@ def hook(e: Emitter, what: str, space: int, size: int, lanes: str | int | None =
         code |= H.ACCESS_RELEASE
     if aligned:
         code |= H.ACCESS_ALIGNED
+    if "exch" in mods:
+        code |= H.ACCESS_EXCHANGE
     scope = H.SCOPE_CTA if "cta" in mods else H.SCOPE_CLUSTER if "cluster" in mods else H.SCOPE_GPU
     code |= (space & 3) << H.ACCESS_SPACE | scope << H.ACCESS_SCOPE | (width.bit_length() - 1) << H.ACCESS_WIDTH
     e.call("tl_hook_access", code, e.scratch_address(0), lanes or e.active(), size, e.iid)

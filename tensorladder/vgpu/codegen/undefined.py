@@ -102,6 +102,8 @@ class Undefined:
             return space_of(i) in ("shared", "generic") or (self.local and space_of(i) == "local")
         if i.op == "wgmma" and i.mods[:1] == ("mma_async",):
             return True
+        if i.op == "atom":
+            return space_of(i) != "global" and "exch" not in i.mods and isinstance(i.operands[0], Reg)
         if i.op == "wmma":
             return i.mods[:1] == ("load",) and "global" not in i.mods
         return i.op in ("ldmatrix", "shfl") or (i.op == "tcgen05" and "ld" in i.mods[:1])
@@ -156,7 +158,7 @@ class Undefined:
             return None
         if i.op in ("atom", "red"):
             self._judge_operands(e, i, STORED)
-            return lambda: self._set_all(e, i, None)
+            return lambda: self._loaded(e, i) if self._source(i) else self._set_all(e, i, None)
         if i.op == "wmma":  # fragments whose layout is the machine's own business: it does its shadows itself
             for o in i.operands[2:] if i.mods[0] != "mma" else ():
                 self._must(e, o, ADDRESS)
@@ -415,7 +417,7 @@ class Undefined:
         if i.op in ("ld", "ldu") and space_of(i) == "global":
             self._set_all(e, i, None)
             return
-        if i.op not in ("ld", "ldu"):
+        if i.op not in ("ld", "ldu", "atom"):
             self._fragments_loaded(e, i, targets)
             return
         always = space_of(i) == "local" or (self.local and space_of(i) == "generic")

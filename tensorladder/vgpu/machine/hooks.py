@@ -62,6 +62,7 @@ ACCESS_STRONG, ACCESS_ACQUIRE, ACCESS_RELEASE, ACCESS_ALIGNED = 16, 32, 64, 128
 #: the scope of a strong access: all of the GPU's threads (.gpu, .sys), the CTA's, the cluster's
 ACCESS_SPACE, ACCESS_SCOPE = 8, 10
 ACCESS_WIDTH = 12  # of a store's elements, as a power of two: they are in scratch 1 and on
+ACCESS_EXCHANGE = 1 << 15  # an atomic that leaves nothing of what was there
 SCOPE_GPU, SCOPE_CTA, SCOPE_CLUSTER = range(3)
 
 
