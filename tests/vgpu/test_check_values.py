@@ -57,6 +57,7 @@ HARMLESS = {
     "lanes that are thrown away": "st.shared.u32 [%r3], %r0; setp.lt.u32 %p1, %r0, 64; ld.shared.u32 %r5, [%r3];" + OUT,
     "a register under its own guard": "setp.lt.u32 %p1, %r0, 9; @%p1 mov.u32 %r20, 1; @%p1 st.global.u32 [%rd1], %r20;",
     "local memory": ".local .align 4 .b8 mine[64]; st.local.u32 [mine+8], 1; ld.local.u32 %r5, [mine+8];" + OUT,
+    "whether a shuffle's lane was in range": "shfl.sync.up.b32 %r5|%p1, %r0, 1, 0, -1; selp.u32 %r5, 1, 0, %p1;" + OUT,
     "a shuffle of what all have": WROTE + GET + "shfl.sync.down.b32 %r5, %r5, 4, 31, -1;" + OUT,
 }  # fmt: skip
 

@@ -213,6 +213,9 @@ class Undefined:
         if moves is not None:
             had = self._any(e, registers(i.operands[1])) if i.op == "shfl" else None
             entry.emit(e, self._shadowed(i, moves))
+            if isinstance(i.operands[0], Pair):  # whether a lane was in range hangs on no value
+                for valid in self.of(registers(i.operands[0].second)):
+                    e.write(valid, e.splat("<32 x i1>", 0))
             if i.op == "shfl":
                 self._shuffled(e, i, had)
             control = [r for n, o in enumerate(i.operands) if n and n not in moves for r in registers(o)]
