@@ -192,6 +192,8 @@ HALVES = """setp.lt.u32 %p4, %r0, 16; @!%p4 bra B; st.shared.u32 [%r3], %r0; {fi
     B: {second} add.u32 %r4, %r3, -64; ld.shared.u32 %r5, [%r4]; JOIN:"""
 MATRIX = """shl.b32 %r4, %r0, 4; add.u32 %r4, %r4, %r2;
     ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r5, %r6, %r7, %r8}, [%r4];"""
+ONE = "@%p0 ld.shared.u32 %r5, [%r2+4]; setp.eq.u32 %p4, %r0, 1;"  # lane 0 reads what lane 1 writes
+OTHERS = "setp.gt.u32 %p6, %r0, 15; @%p6 shfl.sync.bfly.b32 %r6, %r0, 1, 31, 0xffff0000;"
 # (what happens, body, kinds of errors, kinds for review)
 LANES = [
     ("lockstep", MINE + NEXT, "race", ""),
@@ -200,7 +202,10 @@ LANES = [
     ("a fence", MINE + "fence.acq_rel.cta;" + NEXT, "race", ""),
     ("bar.warp.sync", MINE + MET + NEXT, "", ""),
     ("a barrier", MINE + SYNC + NEXT, "", ""),
-    ("reads, then a write", NEXT + MINE, "race", ""),
+    ("reads, then a write", NEXT + MINE, "", "race"),
+    ("a read of one lane, then another lane's write", ONE + "@%p4 " + MINE, "race", ""),
+    ("a read of one lane, a shuffle, another lane's write", ONE + SHUFFLE + "@%p4 " + MINE, "", "race"),
+    ("a read of one lane, a shuffle of others", ONE + OTHERS + "@%p4 " + MINE, "race", ""),
     ("reads, then a write after bar.warp.sync", MINE + MET + NEXT + MET + MINE, "", ""),
     ("one lane's value", LEAD + ALL, "race", ""),
     ("one lane's value after bar.warp.sync", LEAD + MET + ALL, "", ""),

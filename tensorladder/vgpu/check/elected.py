@@ -43,13 +43,17 @@ def closed(x, n):
 
 @helper
 def all_there(w, log):
-    """All lanes have executed an .aligned instruction since the last access or release: those in the log are over."""
-    if ld64(w + L.W_ALIGNED) == 0:
+    """All lanes have executed an .aligned instruction since the last access or release: those in the log are over. Or
+    some lanes a shuffle, a vote."""
+    said = ld64(w + L.W_ALIGNED)
+    if said == 0:
         return
     st64(w + L.W_ALIGNED, 0)
     for kind in range(2):
         for k in range(min(ld64(log + 8 * kind), X.LOG_MOST)):
-            st64(log + X.LOG_HEAD + X.ENTRY * (X.LOG_MOST * kind + k) + X.ENTRY_TOGETHER, 1)
+            entry = log + X.LOG_HEAD + X.ENTRY * (X.LOG_MOST * kind + k)
+            st64(entry + X.ENTRY_TOGETHER, ld64(entry + X.ENTRY_TOGETHER) | (said & 1))
+            st64(entry + X.ENTRY_COLLECTIVE, ld64(entry + X.ENTRY_COLLECTIVE) | (-1 if said & 1 else said >> 8))
 
 
 @helper

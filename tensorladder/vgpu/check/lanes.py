@@ -151,6 +151,14 @@ def same_lanes(entry, addresses, lanes, size, disjoint):
 
 
 @helper
+def came_along(entry, i, j):
+    """Whether lane j was there when lane i accessed, or in a shuffle or vote with it since: practice leans on that
+    where a write follows a read."""
+    both = ld64(entry + X.ENTRY_COLLECTIVE)
+    return (ld64(entry + X.ENTRY_LANES) >> j) & 1 != 0 or (both >> i) & (both >> j) & 1 != 0
+
+
+@helper
 def compare(x, n, entry, addresses, lanes, size, what, iid):
     """Judge an access against one that lanes of the warp made before."""
     its = ld64(entry + X.ENTRY_SIZE)
@@ -174,6 +182,8 @@ def compare(x, n, entry, addresses, lanes, size, what, iid):
             if strong & its_what != 0 or not place_of(x, n, 1 << j, max(a, b), min(a + size, b + its) - max(a, b)):
                 return
             code = X.LANES_TOGETHER if (what | its_what) & ACCESS_ALIGNED else X.LANES_RACE
+            if code == X.LANES_RACE and its_what & 15 == 0 and came_along(entry, i, j):
+                code = X.LANES_AFTER
             found(x, code, site_of(n, iid), 0, site_of(n, ld64(entry + X.ENTRY_IID)), 0, i, j)
             return
 
@@ -196,6 +206,7 @@ def keep(log, addresses, lanes, size, what, lo, hi, disjoint, write, iid, compon
     st64(entry + X.ENTRY_CLOCK, clock)
     st64(entry + X.ENTRY_TOGETHER, 0)
     st64(entry + X.ENTRY_RELEASED, 0)
+    st64(entry + X.ENTRY_COLLECTIVE, 0)
     st64(log + X.LOG_NUMBER, ld64(log + X.LOG_NUMBER) + 1)
     st64(entry + X.ENTRY_NUMBER, ld64(log + X.LOG_NUMBER))
     copy_bytes(entry + X.ENTRY_BLOCKS, log + X.LOG_BLOCKS, _BLOCKS)

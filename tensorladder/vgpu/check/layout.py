@@ -239,7 +239,8 @@ F_BYTES = 128
  LANES_ELSEWHERE, PHASE_SKIPPED, UNDEFINED_STORED, UNDEFINED_ADDRESS, UNDEFINED_BRANCH, UNDEFINED_OPERAND,
  UNDEFINED_COPIED, RACE_SAME) = range(1, 41)  # fmt: skip
 (MAP_NOT_RELEASED, MAP_NOT_ACQUIRED, PROXY_GLOBAL, ST_NOT_FENCED, LANES_RACE, LANES_TOGETHER,
- LANES_STORE, WAIT_NARROW, LANES_HANDED, LANES_FREED, PROXY_LATE, LANES_COPIED) = range(64, 76)  # fmt: skip
+ LANES_STORE, WAIT_NARROW, LANES_HANDED, LANES_FREED, PROXY_LATE, LANES_COPIED,
+ LANES_AFTER) = range(64, 77)  # fmt: skip
 
 # ---------------------------------------------------------------- addresses that synchronise
 SYNC_SLOTS = 4096  # hash slots: (address and whose level, index of its two clocks, narrow release: place), i64
@@ -258,9 +259,10 @@ LOG_HEAD, LOG_MOST = 64, 16  # of writes, and as many of reads
  ENTRY_COMPONENT, ENTRY_CLOCK,  # of its epoch
  ENTRY_TOGETHER,  # all lanes have executed an .aligned instruction since
  ENTRY_RELEASED,  # lanes that have released since
- ENTRY_NUMBER) = range(0, 96, 8)  # fmt: skip
-ENTRY_BLOCKS = 96  # a bit for each 16 bytes that lanes touch, by their place in 4 KB: 256 bits
-ENTRY_ADDRESSES = 128  # i64 x 32
+ ENTRY_NUMBER,
+ ENTRY_COLLECTIVE) = range(0, 104, 8)  # lanes that a shfl, vote, redux or match has had together since  # fmt: skip
+ENTRY_BLOCKS = 104  # a bit for each 16 bytes that lanes touch, by their place in 4 KB: 256 bits
+ENTRY_ADDRESSES = 136  # i64 x 32
 ENTRY_SEEN = ENTRY_ADDRESSES + 256  # u32 x 32: lanes that a lane's access comes before
 ENTRY = ENTRY_SEEN + 128
 LOG_BYTES = LOG_HEAD + 2 * LOG_MOST * ENTRY

@@ -397,6 +397,12 @@ _TEXTS: dict[int, tuple[str, Verdict | None, str, str]] = {
         "the lane that copies does not come after it",
         "bar.warp.sync (__syncwarp) after the stores and their proxy fence, before one lane issues the copy",
     ),
+    X.LANES_AFTER: (
+        "race", Verdict.REVIEW,
+        "{here} by lane {b} writes what {other} by lane {a} of the same warp reads before: no bar.warp.sync comes between, "
+        "only that the lanes run together",
+        "bar.warp.sync (__syncwarp) between the two",
+    ),
     X.LANES_STORE: (
         "race", None,
         "{here} stores different values of lanes {a} and {b} to the same bytes: which one stays is undefined",

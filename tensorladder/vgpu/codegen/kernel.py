@@ -315,9 +315,13 @@ yielded:
         e.guard = None
 
     def all_here(self, i: Instr) -> None:
-        """All lanes execute an .aligned instruction, for the checked variant."""
-        if self.e.checked and "aligned" in i.mods:
-            self.e.line(f"store i64 1, ptr {self.e.warp_ptr(L.W_ALIGNED)}")
+        """For the checked variant: all lanes execute an .aligned instruction, or some a collective."""
+        e = self.e
+        if e.checked and "aligned" in i.mods:
+            e.line(f"store i64 1, ptr {e.warp_ptr(L.W_ALIGNED)}")
+        elif e.checked and "sync" in i.mods and i.op in ("shfl", "vote", "redux", "match"):
+            lanes = e.op(f"or i64 {e.warp_field(L.W_ALIGNED)}, {e.op(f'shl i64 {e.active()}, 8')}")
+            e.line(f"store i64 {lanes}, ptr {e.warp_ptr(L.W_ALIGNED)}")
 
     def not_modelled(self, i: Instr, why: Unsupported) -> None:
         """Remember what will stop the run; UsageError where the ISA has no such instruction: the text is corrupt."""
