@@ -61,7 +61,7 @@ def test_quack_file(quack, tmp_path, file, arch, count) -> None:
     step = max(len(names) // count, 1)
     chosen = tmp_path / "chosen.txt"
     chosen.write_text("\n".join(names[step // 2 :: step][:count]))
-    findings = os.environ.get(checked.FINDINGS)
+    findings, kinds = os.environ.get(checked.FINDINGS), []
     hazards = ["--vgpu-check"] if findings else []
     done = run(quack, "--vgpu", arch, "--vgpu-timeout", "300", *hazards, f"@{chosen}")
     found = SUMMARY.search(done.stdout)
@@ -70,4 +70,7 @@ def test_quack_file(quack, tmp_path, file, arch, count) -> None:
         kinds = [(m[2], m[3]) for m in HAZARD.finditer(done.stdout, found.end()) for _ in range(int(m[1]))]
         checked.write(findings, [{"verdict": rank, "kind": kind} for rank, kind in kinds], arch)
     print(done.stdout[found.start() :])  # with the reasons of what is incomplete (pytest -s)
-    assert "failed" not in found[2] and "passed" in found[2], done.stdout[-3000:]
+    failed = re.search(r"(\d+) failed", found[2])
+    # a test that fails for its hazards alone: tests.peers.checked says whose fault it is
+    assert (int(failed[1]) if failed else 0) <= sum(rank == "error" for rank, _ in kinds), done.stdout[-3000:]
+    assert "passed" in found[2], done.stdout[-3000:]
