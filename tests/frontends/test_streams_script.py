@@ -289,6 +289,25 @@ SCRIPTS = {
     "cutlass: no order": (CUTE, "X = from_dlpack(x); twice(X, handle); twice(X, default)", ["twice"]),
     "cutlass: the current stream": (FFI, "compiled(x)", ["twice"]),
     "cutlass: waits for the current stream": (FFI, "torch.cuda.current_stream().wait_stream(side); compiled(x)", []),
+    "torch: what is still on its way to the host": (
+        TORCH, "h = x.to('cpu', non_blocking=True)\nassert h.sum() == 2016", ["aten.sum by the host reads 256 bytes"],
+    ),
+    "torch: what has come to the host": (
+        TORCH, """
+            h = x.to("cpu", non_blocking=True)
+            h.cuda(non_blocking=True).add_(1)  # read by a copy that follows on the stream
+            torch.cuda.current_stream().synchronize()
+            assert h.numpy()[3] == 3 and h.tolist()[2] == 2
+            for _ in range(5):
+                h = x.to("cpu", non_blocking=True)
+                del h
+                h = torch.ones(64)
+                h.sum()
+        """, [],
+    ),
+    "torch: an array too early": (
+        TORCH, "h = x.to('cpu', non_blocking=True)\nh.numpy()", ["numpy by the host reads 256 bytes"],
+    ),
     "torch: freed while a stream uses it": (
         TORCH, """
             torch.cuda.synchronize()
@@ -379,4 +398,5 @@ def test_what_orders_the_work_of_streams(tmp_path, name) -> None:
         assert word in finding.message and (finding.where.file or finding.where.ptx_line)
         freed = "is freed" in word
         assert str(finding.severity) == ("review" if freed else "error")
-        assert ("record_stream" if freed else "wait for it before") in finding.fix
+        fix = "record_stream" if freed else "synchronize" if "by the host" in word else "wait for it before"
+        assert fix in finding.fix

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .session import Session
 
-LEGACY, PER_THREAD = 0, 2
+LEGACY, PER_THREAD, HOST = 0, 2, -1
 _LEGACY_TOO = 1  # cudaStreamLegacy
 Extent = tuple[int, int]
 """Bytes of memory: address and size."""
@@ -60,6 +61,8 @@ class Streams:
         self._names: dict[int, str] = {}
         self._event_handles = itertools.count(1)
         self._events: dict[int, Any] = {}
+        self.arriving: dict[int, Any] = {}  # host memory that copies on their way write, by id of its owner
+        self._moving = 0
         self._local = threading.local()
         self._branches: dict[int, int] | None = None  # while a graph is replayed: its streams -> those of the replay
         self._replay: tuple[int, int, Any] = (0, 0, None)  # graph, stream, what came before the replay
@@ -98,7 +101,7 @@ class Streams:
     def at(self, stream: int) -> int:
         """The stream that work is on which the script enqueued, or captured, on `stream`."""
         stream = LEGACY if stream == _LEGACY_TOO else stream
-        if self._branches is None:
+        if self._branches is None or stream == HOST:
             return stream
         if stream not in self._branches:
             graph, launched_on, before = self._replay
@@ -161,6 +164,36 @@ class Streams:
         footprint = footprint_of(reads, writes)
         if footprint:
             self.order.accessed(self.order.begin(self.at(stream), what), footprint)
+
+    # ------------------------------------------------------------ copies to the host that nobody has waited for
+    @contextlib.contextmanager
+    def moving(self) -> Iterator[None]:
+        """While this lasts, the host reads nothing: what is copied is read by the copy."""
+        self._moving += 1
+        try:
+            yield
+        finally:
+            self._moving -= 1
+
+    def arrives(self, owner: Any, extent: Extent) -> None:
+        """A copy on the current stream, for which the host does not wait, writes host memory of `owner`."""
+        if self.order is None or self._session.capturing:
+            return
+        from ..check.streams import Freed
+
+        key, (start, size) = id(owner), extent
+
+        def gone(_: Any) -> None:
+            self.arriving.pop(key, None)
+            self.order.forget(Freed(start, start + size))
+
+        self.arriving[key] = weakref.ref(owner, gone)
+        self.accessed(self.current, "a copy to the host", writes=[extent])
+
+    def host_reads(self, owner: Any, what: str, extents: Sequence[Extent]) -> None:
+        """The host reads memory that may be such a copy's."""
+        if id(owner) in self.arriving and not self._moving and not self._session.capturing:
+            self.accessed(HOST, what, reads=extents)
 
     @contextlib.contextmanager
     def replaying(self, graph: int, origin: int, stream: int) -> Iterator[None]:

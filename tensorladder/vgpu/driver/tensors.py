@@ -195,11 +195,14 @@ class OnHost(TorchFunctionMode):
 
     def _answered(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if func in self._moves:
-            moved = self._seen(self._moves[func](*args, **kwargs))
+            with self._session.streams.moving():
+                moved = self._seen(self._moves[func](*args, **kwargs))
             if isinstance(moved, CudaTensor) != isinstance(args[0], CudaTensor):
                 given = _of_to(args[1:], kwargs) if func == torch.Tensor.to else kwargs
                 if not _not_blocking(args if func == torch.Tensor.cuda else (), given):
                     self.host_waits()
+                elif not isinstance(moved, CudaTensor):
+                    self._session.streams.arrives(moved.untyped_storage(), _extent(moved))
             return moved
         kwargs.pop("pin_memory", None)
         named = "device" in kwargs
@@ -210,6 +213,8 @@ class OnHost(TorchFunctionMode):
         if func == _GRADIENT and isinstance(args[0], CudaTensor):  # torch leaves the subclass off here
             return _as_cuda(result)
         name = getattr(func, "__name__", "")
+        if name in ("numpy", "tolist") and args and not isinstance(args[0], CudaTensor):
+            self._session.streams.host_reads(args[0].untyped_storage(), name, [_extent(args[0])])
         if wanted:
             result = _as_cuda(result)
         elif named and kwargs["device"] is not None and isinstance(result, CudaTensor):

@@ -40,9 +40,10 @@ class Accesses(TorchDispatchMode):
         return result
 
     def _tell(self, schema: Any, args: Any, kwargs: Any) -> None:
+        streams, name = self._session.streams, schema.name.replace("::", ".")
         reads: list[Extent] = []
         writes: list[Extent] = []
-        made_alone = schema.name.endswith("_like") or ".new_" in schema.name.replace("::", ".")
+        made_alone = schema.name.endswith("_like") or ".new_" in name
         for argument, value in _bound(schema, args, kwargs):
             alias = argument.alias_info
             into = writes if alias is not None and alias.is_write else reads
@@ -51,10 +52,12 @@ class Accesses(TorchDispatchMode):
             for tensor in tree_leaves(value):
                 if is_device_memory(self._session, tensor):
                     into += extents(tensor)
+                elif streams.arriving and isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided:
+                    with torch._C.DisableTorchFunction():
+                        owner = tensor.untyped_storage()
+                    streams.host_reads(owner, name, extents(tensor))
         if not reads and not writes:
             return
-        streams = self._session.streams
-        name = schema.name.replace("::", ".")
         streams.accessed(streams.current, name, reads, writes)
         if schema.name in _SYNCHRONISES or (schema.name in _INDEXED and _by_mask(args, kwargs)):
             streams.synchronize(streams.current)
