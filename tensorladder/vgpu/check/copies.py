@@ -172,8 +172,8 @@ def bulk_of(x, n, lane):
     k = ld32(z + X.Z_BULK + 4 * lane)
     if k == 0:
         warps = ld64(x + X.X_WARPS)
-        k = component(x, X.K_IS_BULK_READ, n // warps, n % warps, lane)
-        component(x, X.K_IS_BULK, n // warps, n % warps, lane)
+        component(x, X.K_IS_BULK_READ, n // warps, n % warps, lane)
+        k = component(x, X.K_IS_BULK, n // warps, n % warps, lane) - 1  # also where the clocks are full
         st32(z + X.Z_BULK + 4 * lane, k)
     st32(z + X.Z_BULK_SEQ + 4 * lane, ld32(z + X.Z_BULK_SEQ + 4 * lane) + 1)
     return k

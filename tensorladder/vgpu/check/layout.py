@@ -96,7 +96,7 @@ X_LEFT = X_CARRIES + 8  # what releases by some lanes of a warp left out (electe
 X_ANY_LEFT = X_LEFT + 8  # whether there is any
 X_COPY_LOG = X_ANY_LEFT + 8  # cp.async by lane (lanes.py), 0: there are none
 X_EDGE_CLOCKS = X_COPY_LOG + 8  # what each would have handed on (V)
-X_BYTES = 768
+X_BYTES = X_EDGE_CLOCKS + 8
 
 FINDINGS = 1024
 ADVICE_ROWS = 1 << 16

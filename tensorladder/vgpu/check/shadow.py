@@ -455,7 +455,11 @@ def shared_place(x, host):
 
 @helper
 def touch_shared(x, n, lanes, slot, lo, hi, write, v, p, epoch, site):
-    """An access of a window."""
+    """An access of a window; the machine stops one that leaves it."""
+    lo = max(lo, 0)
+    hi = min(hi, ld64(x + X.X_WINDOW))
+    if lo >= hi:
+        return
     y = ld64(x + X.X_Y) + slot * X.Y_BYTES
     at_place(x, n, lanes, X.SPACE_SHARED, slot, lo, hi)
     if write != 0 and ld64(x + X.X_TAINTED) != 0 and ld64(x + X.X_CARRIES) == 0:
@@ -493,6 +497,7 @@ def touch_global(x, n, lanes, address, size, write, v, p, epoch, site):
     row = range_row(x, address)
     if row == 0 or ld64(row + 16) == 0:
         return
+    size = min(size, ld64(row + 8) - address)  # the machine stops an access that goes past the end
     # cells stand for 16 bytes of the address, whatever the allocation's alignment
     start = ld64(row) & ~15
     at_place(x, n, lanes, X.SPACE_GLOBAL, ld64(row), address - ld64(row), address + size - ld64(row))

@@ -145,7 +145,7 @@ def next_epoch(x, n, lane):
 def accumulate(x, n, lane, slot, blocks, column, count, adds, v, epoch, site):
     """A product into columns of tensor memory."""
     t = memory_cells(x, slot)
-    if t == 0:
+    if t == 0 or column + count > L.TMEM_COLUMNS:
         return
     r = t + X.CELL * X.TMEM_CELLS
     open_ = ld64(r + X.R_COUNT) == count and ld64(r + X.R_COLUMN) == column and ld64(r + X.R_BLOCKS) == blocks

@@ -79,7 +79,7 @@ def carry_undefined(x, from_slot, src, to_slot, dst, size, adds):
     a = slot_record(x, from_slot)
     b = slot_record(x, to_slot)
     there = ld64(b + X.Y_UNDEFINED) + dst
-    for k in range(size):
+    for k in range(min(size, ld64(x + X.X_WINDOW) - max(src, dst))):
         bad = undefined_at(x, a, src + k) or (adds != 0 and undefined_at(x, b, dst + k))
         if bad:
             st64(x + X.X_TAINTED, 1)

@@ -399,8 +399,8 @@ _TEXTS: dict[int, tuple[str, Verdict | None, str, str]] = {
     ),
     X.LANES_AFTER: (
         "race", Verdict.REVIEW,
-        "{here} by lane {b} writes what {other} by lane {a} of the same warp reads before: no bar.warp.sync comes between, "
-        "only that the lanes run together",
+        "{here} by lane {b} writes what {other} by lane {a} of the same warp reads before: no bar.warp.sync comes "
+        "between, only that the lanes run together",
         "bar.warp.sync (__syncwarp) between the two",
     ),
     X.LANES_STORE: (
