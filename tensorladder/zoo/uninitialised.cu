@@ -30,6 +30,16 @@ KERNEL(uninitialised_lane_of_a_shuffle) {
     out[t] = broken || t < 8 ? sum + above : sum;  // hazard: uninitialised-lane-of-a-shuffle
 }
 
+KERNEL(uninitialised_histogram) {
+    __shared__ u32 bins[8];
+    const u32 t = threadIdx.x;
+    if (!broken && t < 8) bins[t] = 0;
+    __syncthreads();
+    atomicAdd(&bins[x[t] & 7], 1);
+    __syncthreads();
+    if (t < 7) out[t] = bins[t];  // hazard: uninitialised-histogram
+}
+
 #if __CUDA_ARCH__ >= 1000
 KERNEL(uninitialised_accumulator) {
     __shared__ u32 slot;

@@ -41,4 +41,10 @@ CASES = [
         arch="sm_100a",
         block=(128, 1, 1),
     ),
+    Case(
+        name="uninitialised-histogram",
+        wrong="the bins of a histogram in shared memory are not cleared before they are counted up",
+        kind="uninitialised",
+        language="cuda",
+    ),
 ]

@@ -37,3 +37,19 @@ KERNEL(lanes_one_word) {
     __syncwarp();
     out[t] = word;
 }
+
+KERNEL(lanes_one_arrives) {
+    __shared__ u32 buffer[32];
+    __shared__ u64 full;
+    const u32 t = threadIdx.x;
+    if (t == 0) BARRIER_INIT(&full, 1);
+    __syncthreads();
+    if (t < 32) {
+        buffer[t] = x[t];
+        if (!broken) __syncwarp();
+        if (t == 0) ARRIVE(&full);
+    } else {
+        WAIT(&full, 0);
+        out[t] = buffer[t - 32];  // hazard: lanes-one-arrives
+    }
+}

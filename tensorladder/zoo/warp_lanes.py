@@ -36,4 +36,10 @@ CASES = [
         language="cuda",
         block=(32, 1, 1),
     ),
+    Case(
+        name="lanes-one-arrives",
+        wrong="lane 0 arrives for its warp, whose other lanes have not met it after they wrote",
+        kind="race",
+        language="cuda",
+    ),
 ]
