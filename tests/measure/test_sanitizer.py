@@ -7,6 +7,7 @@ import subprocess
 import pytest
 
 from benchmarks import sanitizer
+from tensorladder.core.errors import UsageError
 
 CLEAN = "========= COMPUTE-SANITIZER\nright\n========= ERROR SUMMARY: 0 errors\n"
 BAD = (
@@ -105,3 +106,11 @@ def test_without_the_tool_or_a_pack_it_is_one_line(monkeypatch, tmp_path, capsys
     monkeypatch.setattr(sanitizer.shutil, "which", lambda name: name)
     assert sanitizer.main(["run", str(tmp_path)]) == 2
     assert "is no pack" in capsys.readouterr().err
+
+
+def test_kernels_that_are_forced_are_candidates_of_the_op(monkeypatch):
+    found = [sanitizer.forced(name) for name in sanitizer.FORCED]
+    assert len(set(found)) == len(sanitizer.FORCED) and {one.kernel for _, one in found} == {"c7", "c8"}
+    monkeypatch.setitem(sanitizer.FORCED, "gone", ("matmul", "c7", {"tile": (1, 2, 3)}))
+    with pytest.raises(UsageError, match="no such candidate"):
+        sanitizer.forced("gone")
