@@ -58,10 +58,12 @@ def send(
     """
     parts, owned = (sums.shape[2] + 1) // 2, sums.shape[1]
     owner = (part + lane) % parts
-    size = cutlass.max(cutlass.min(used - owner * owned, owned), 0) * (sums.stride[1] * 4)
+    # One column at the least: who has no rows of C waits for the others all the same, and so does not pass on twice
+    # before they have once.
+    size = cutlass.max(cutlass.min(used - owner * owned, owned), 1) * (sums.stride[1] * 4)
     if lane == 0:
         cute.arch.mbarrier_arrive_and_expect_tx(full, size * (parts - 1))
-    elif lane < parts and size > 0:
+    elif lane < parts:
         # This part comes `parts - lane` after the owner.
         target = sums.iterator + sums.layout((0, 0, 2 * parts - 1 - lane))
         source = sums.iterator + sums.layout((0, 0, owner))
