@@ -6,6 +6,7 @@ the losses as well), and the SVG pictures beside the result files. A test compar
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -200,8 +201,13 @@ def sanitizer(kept: Kept) -> Iterator[str]:
     for host, records in of(kept, "sanitizer").values():
         bad = [record for record in records if not record["ok"]]
         targets, tools = (list(dict.fromkeys(record[key] for record in records)) for key in ("rung", "tool"))
-        found = "no finding" if not bad else "; ".join(f"{r['rung']}, {r['tool']}: {r['message']}" for r in bad)
+        found = "no finding" if not bad else "; ".join(f"{r['rung']}, {r['tool']}: {_named(r['message'])}" for r in bad)
         yield f"compute-sanitizer on {host['gpu']} ({', '.join(tools)}; {len(targets)} rungs and calls): {found}."
+
+
+def _named(message: str) -> str:
+    """A message without the hundreds of characters of a kernel's mangled name."""
+    return re.sub(r"\bkernel_\w+", "the kernel", message)
 
 
 def indexer(kept: Kept) -> Iterator[str]:
