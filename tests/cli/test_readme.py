@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tensorladder.rungs.rung import catalog
+from tensorladder.zoo import case
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -40,6 +41,11 @@ def test_the_climb_shown_names_every_rung():
     shown = between(README.read_text(encoding="utf-8"), "climb")
     missing = [info.name for info in catalog() if info.name not in shown]
     assert not missing, f"run `make climb` and put its output into README.md: {missing}"
+
+
+def test_the_classes_of_the_zoo_are_counted():
+    classes = {info.hazard for info in case.catalog()}
+    assert f"in {len(classes)} classes" in README.read_text(encoding="utf-8")
 
 
 def test_commands_in_the_readme_are_understood(ask):
