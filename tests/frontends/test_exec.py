@@ -147,6 +147,18 @@ def test_what_a_script_asks_of_torch(tmp_path):
             pass
         import copy
         assert copy.deepcopy(x).is_cuda and torch.empty(4, pin_memory=True).is_cuda is False
+        assert torch.empty(4, pin_memory=True)[1:].is_pinned() and not torch.empty(4).is_pinned()
+        pageable = torch.ones(4)
+        pinned = pageable.pin_memory()
+        assert pinned.is_pinned() and not pageable.is_pinned() and pinned.pin_memory() is pinned
+        pinned.zero_()
+        assert pageable.sum() == 4 and not x.is_pinned()
+        try:
+            x.pin_memory()
+        except RuntimeError as error:
+            assert "cannot pin" in str(error)
+        else:
+            raise AssertionError("a tensor of the device was pinned")
         layer = torch.nn.Linear(4, 2).cuda()
         layer(torch.ones(3, 4, device="cuda")).sum().backward()
         assert layer.weight.is_cuda and layer.weight.grad.is_cuda

@@ -8,6 +8,7 @@ tensors, with their gradients, run in float32 and are rounded once, as on a GPU;
 from __future__ import annotations
 
 import ctypes
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -156,7 +157,8 @@ class OnHost(TorchFunctionMode):
         super().__init__()
         self._session = session
         self.default_is_cuda = False
-        self._moves = {torch.Tensor.to: self._to, torch.Tensor.cuda: self._cuda, torch.Tensor.pin_memory: self._same}
+        self._moves = {torch.Tensor.to: self._to, torch.Tensor.cuda: self._cuda, torch.Tensor.pin_memory: self._pin}
+        self._pinned: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -204,7 +206,9 @@ class OnHost(TorchFunctionMode):
                 elif not isinstance(moved, CudaTensor):
                     self._session.streams.arrives(moved.untyped_storage(), _extent(moved))
             return moved
-        kwargs.pop("pin_memory", None)
+        if func == torch.Tensor.is_pinned:
+            return not isinstance(args[0], CudaTensor) and args[0].untyped_storage() in self._pinned
+        pinned = kwargs.pop("pin_memory", None)
         named = "device" in kwargs
         wanted = claims_cuda(kwargs["device"]) if named else None
         if named:
@@ -215,6 +219,8 @@ class OnHost(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in ("numpy", "tolist") and args and not isinstance(args[0], CudaTensor):
             self._session.streams.host_reads(args[0].untyped_storage(), name, [_extent(args[0])])
+        if pinned and not wanted and not isinstance(result, CudaTensor):
+            self._pinned.add(result.untyped_storage())
         if wanted:
             result = _as_cuda(result)
         elif named and kwargs["device"] is not None and isinstance(result, CudaTensor):
@@ -286,8 +292,15 @@ class OnHost(TorchFunctionMode):
     def _cuda(self, tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         return tensor if isinstance(tensor, CudaTensor) else _as_cuda(tensor.clone())
 
-    def _same(self, tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-        return tensor
+    def _pin(self, tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        """Tensor.pin_memory: a copy, but of what is pinned already."""
+        if isinstance(tensor, CudaTensor):
+            raise RuntimeError("cannot pin 'torch.cuda' tensors: only dense CPU tensors can be pinned")
+        if tensor.untyped_storage() in self._pinned:
+            return tensor
+        copy = tensor.clone()
+        self._pinned.add(copy.untyped_storage())
+        return copy
 
     def _to(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Tensor.to(device), .to(device, dtype), .to(dtype), .to(other): the device part is answered here."""
