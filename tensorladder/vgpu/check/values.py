@@ -52,7 +52,9 @@ def on_origin(x, n, iid):
 # ---------------------------------------------------------------- shared memory
 @helper
 def undefined_at(x, y, offset):
-    """Whether a byte of a window is undefined."""
+    """Whether a byte of a window is undefined; the machine stops what reads past it."""
+    if offset >= ld64(x + X.X_WINDOW):
+        return False
     cell = ld64(y + X.Y_CELLS) + X.CELL * (offset >> 4)
     if ld64(cell) < 0:
         words = ld64(cell + X.CELL_READ + 8) == X.LEVEL_WORDS
