@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 pytest.importorskip("llvmlite")
@@ -31,3 +34,27 @@ def test_an_access_past_the_end_is_found_and_writes_nowhere_else(body: str) -> N
     assert "out-of-bounds" in kinds(report)
     assert kept.count > 20
     assert kept.changed() == []
+
+
+FIRST = """
+import threading
+import numpy as np
+from tensorladder import vgpu
+from tensorladder.vgpu.check.engine import Checker
+from tests.vgpu.test_broken import STORE
+def work():
+    out, checker = np.zeros(512, np.uint32), Checker()
+    vgpu.launch(STORE, "k", 8, 64, [out], device=vgpu.Device("sm_90a", checker=checker))
+    done.append(not checker.findings and (out == np.arange(512)).all())
+done = []
+threads = [threading.Thread(target=work) for _ in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert done == [True] * 4, done
+"""
+
+
+def test_a_process_may_launch_first_from_many_threads() -> None:
+    """Each would load the libraries, and the code of all but one of these would go."""
+    done = subprocess.run([sys.executable, "-c", FIRST], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -13,6 +13,7 @@ import importlib
 import importlib.metadata
 import platform
 import re
+import threading
 from collections.abc import Callable
 from contextlib import contextmanager
 from functools import cache, partial
@@ -220,7 +221,8 @@ class Runtime:
         obj = cached_bytes(name, partial(_build, folder), label=label)
         for library in _LIBRARIES:
             llvm.load_library_permanently(library)
-        self.engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), target_machine())
+        # an engine owns its target machine and frees it, so the cached one must not be given to it
+        self.engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), target_machine.__wrapped__())
         self.engine.add_object_file(llvm.ObjectFileRef.from_data(obj))
         self.engine.finalize_object()
         self._functions: dict[str, Callable] = {}
@@ -243,16 +245,31 @@ def _defined_symbols(obj: bytes) -> list[str]:
     return sorted({name.decode() for name in re.findall(rb"\0((?:tl_|__trunc)\w*)(?=\0)", obj)})
 
 
-@cache
+#: host threads that launch at a time must not load a library twice: the one that is dropped takes its code along, whose
+#: addresses the other has published
+_LOADING = threading.RLock()
+
+
 def runtime() -> Runtime:
     """The runtime of this process, built on first use."""
+    with _LOADING:
+        return _runtime()
+
+
+def checker() -> Runtime:
+    """The hazard checker's library, built on first use."""
+    with _LOADING:
+        return _checker()
+
+
+@cache
+def _runtime() -> Runtime:
     # the code generator calls the runtime, never the other way round
     name = f"runtime-{source_hash('machine')[:24]}.o"
     return Runtime("machine", name, "building the virtual GPU's runtime (once)")
 
 
 @cache
-def checker() -> Runtime:
-    """The hazard checker's library, built on first use."""
+def _checker() -> Runtime:
     name = f"checker-{source_hash('machine', 'check')[:24]}.o"
     return Runtime("check", name, "building the hazard checker (once)")
