@@ -5,11 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 pytest.importorskip("llvmlite")
 
+from tensorladder import vgpu
+from tensorladder.vgpu.check.engine import Checker
+from tensorladder.vgpu.machine.execution import Run
 from tests.vgpu.canaries import canaries
+from tests.vgpu.test_broken import STORE
 from tests.vgpu.test_check import check, kinds
 
 #: undefined words in buf, so that copies carry them; %r4 is past the window, %rd2 the last KB of out
@@ -58,3 +63,19 @@ def test_a_process_may_launch_first_from_many_threads() -> None:
     """Each would load the libraries, and the code of all but one of these would go."""
     done = subprocess.run([sys.executable, "-c", FIRST], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_allocations_may_come_while_a_launch_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As another host thread makes them: each worker's shadow has the allocations of the launch."""
+    out, checker = np.zeros(512, np.uint32), Checker()
+    device = vgpu.Device("sm_90a", checker=checker, workers=2)
+    unit = Run.unit
+
+    def later(run: Run, group: object) -> object:
+        device.memory.empty("another thread's", 4, np.uint32)
+        return unit(run, group)
+
+    monkeypatch.setattr(Run, "unit", later)
+    vgpu.launch(STORE, "k", 8, 64, [out], device=device)
+    assert not checker.findings
+    np.testing.assert_array_equal(out, np.arange(512))

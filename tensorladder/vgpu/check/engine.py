@@ -146,16 +146,16 @@ class Watch:
                 table[slot, X.Y_TMEM // 8], table[slot, X.Y_TMEM_UNDEFINED // 8] = memories[memory]
 
     def _ranges(self, run: Run) -> None:
-        ranges = sorted(run.device.memory.ranges, key=lambda r: r.start)
-        rows = np.zeros((len(ranges) + 1, X.RANGE_BYTES // 8), np.int64)
-        for row, r in zip(rows, ranges, strict=False):
-            cells = X.CELL * ((r.end - (r.start & ~15)) // 16 + 2)
-            row[:3] = r.start, r.end, self._take(cells) if r.writable else 0
+        """The allocations are those that the launch began with: others may come and go while it runs."""
+        rows = np.zeros((len(run.table) + 1, X.RANGE_BYTES // 8), np.int64)
+        for row, (start, end, writable) in zip(rows, run.table.tolist(), strict=False):
+            cells = X.CELL * ((end - (start & ~15)) // 16 + 2)
+            row[:3] = start, end, self._take(cells) if writable else 0
             row[4] = np.iinfo(np.int64).max
-            if r.writable and run.before is not None:
+            if writable and run.before is not None:
                 row[3] = self._take(cells)
         self._rows = rows
-        self.words[X.X_RANGES], self.words[X.X_NRANGES] = rows.ctypes.data, len(ranges)
+        self.words[X.X_RANGES], self.words[X.X_NRANGES] = rows.ctypes.data, len(run.table)
 
     def records(self) -> np.ndarray:
         """The findings' records, a row each."""
@@ -210,7 +210,7 @@ class Checker:
         self._advice = advice
         self.findings: list[Finding] = []
         self.order = Order(lambda finding: self.findings.append(finding))
-        self._watches: list[Watch] = []
+        self._watches: dict[Run, list[Watch]] = {}  # host threads may launch at a time: each changes its own entry
         self._waiting: tuple[Where, Where | None] | None = None
         self._absent: tuple[Where, Where, int] | None = None
 
@@ -222,7 +222,7 @@ class Checker:
     def watch(self, run: Run, unit: Unit) -> int:
         """Memory for a unit that is about to run; gives its address."""
         watch = Watch(run, unit, self._advice)
-        self._watches.append(watch)
+        self._watches.setdefault(run, []).append(watch)
         return watch.words.address
 
     def collect(self, runs: Sequence[Run]) -> None:
@@ -231,8 +231,7 @@ class Checker:
         from tensorladder.vgpu.check.hangs import absent, waiting
         from tensorladder.vgpu.check.words import finding_across, findings_of
 
-        done = [w for w in self._watches if w.run in runs]
-        self._watches = [w for w in self._watches if w.run not in runs]
+        done = [watch for run in runs for watch in self._watches.pop(run, [])]
         for run in runs:
             if not run.words[L.L_COMPLETE]:
                 self._waiting = self._waiting or waiting(run)

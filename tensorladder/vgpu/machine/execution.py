@@ -92,8 +92,8 @@ class Run:
         device.memory.add_range(
             self.params.ctypes.data, self.params.ctypes.data + max(len(launch.params), 1), "kernel parameters", False
         )
-        table = device.memory.table()
-        self.keep += [symbols, table]
+        self.table = table = device.memory.table()
+        self.keep.append(symbols)
         w[L.L_SYMBOLS] = symbols.ctypes.data
         w[L.L_RANGES] = table.ctypes.data
         w[L.L_NRANGES] = len(table)
