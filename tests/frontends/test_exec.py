@@ -148,6 +148,9 @@ def test_what_a_script_asks_of_torch(tmp_path):
         import copy
         assert copy.deepcopy(x).is_cuda and torch.empty(4, pin_memory=True).is_cuda is False
         assert torch.empty(4, pin_memory=True)[1:].is_pinned() and not torch.empty(4).is_pinned()
+        rows = torch.empty(2, 4)
+        for row in rows:
+            assert row.copy_(x.flatten()[:1].expand(4)) is row and not row.is_cuda
         pageable = torch.ones(4)
         pinned = pageable.pin_memory()
         assert pinned.is_pinned() and not pageable.is_pinned() and pinned.pin_memory() is pinned

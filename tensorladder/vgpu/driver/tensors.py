@@ -108,7 +108,9 @@ class CudaTensor(torch.Tensor):
                 result = super().__torch_function__(func, types, args, inputs)
                 result = result.to(kwargs.get("out_dtype") or dtype or result.dtype)
                 return result if kwargs.get("out") is None else kwargs["out"].copy_(result)
-        return super().__torch_function__(func, types, args, kwargs)
+        result = super().__torch_function__(func, types, args, kwargs)
+        # what the host copies to is the host's, whatever it comes from
+        return args[0] if func == torch.Tensor.copy_ and not isinstance(args[0], cls) else result
 
 
 def _block_scaled(*args: Any, use_fast_accum: bool = False, **kwargs: Any) -> CudaTensor:
