@@ -305,6 +305,21 @@ SCRIPTS = {
                 h.sum()
         """, [],
     ),
+    "torch: copies of what comes to the host, on its stream": (
+        TORCH, """
+            h = x.to("cpu", non_blocking=True)
+            y.copy_(h, non_blocking=True)
+            h.copy_(y, non_blocking=True)
+        """, [],
+    ),
+    "torch: a copy of what comes to the host, on another stream": (
+        TORCH, """
+            y = torch.empty(64, device="cuda")
+            torch.cuda.synchronize()
+            h = x.to("cpu", non_blocking=True)
+            with side: y.copy_(h, non_blocking=True)
+        """, ["aten.copy_ on stream 1 reads 256 bytes"],
+    ),
     "torch: an array too early": (
         TORCH, "h = x.to('cpu', non_blocking=True)\nh.numpy()", ["numpy by the host reads 256 bytes"],
     ),

@@ -43,6 +43,8 @@ class Accesses(TorchDispatchMode):
         streams, name = self._session.streams, schema.name.replace("::", ".")
         reads: list[Extent] = []
         writes: list[Extent] = []
+        # a copy between host and device is its stream's on both sides
+        crossing = name == "aten.copy_" and any(is_device_memory(self._session, tensor) for tensor in args[:2])
         made_alone = schema.name.endswith("_like") or ".new_" in name
         for argument, value in _bound(schema, args, kwargs):
             alias = argument.alias_info
@@ -55,7 +57,10 @@ class Accesses(TorchDispatchMode):
                 elif streams.arriving and isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided:
                     with torch._C.DisableTorchFunction():
                         owner = tensor.untyped_storage()
-                    streams.host_reads(owner, name, extents(tensor))
+                    if not crossing:
+                        streams.host_reads(owner, name, extents(tensor))
+                    elif id(owner) in streams.arriving:
+                        into += extents(tensor)
         if not reads and not writes:
             return
         streams.accessed(streams.current, name, reads, writes)
