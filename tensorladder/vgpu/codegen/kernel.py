@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from tensorladder.core.errors import Unsupported, UsageError
-from tensorladder.vgpu.codegen import in_flight, loads, passing, points, table, wgmma
+from tensorladder.vgpu.codegen import in_flight, loads, passing, points, table, traits, wgmma
 from tensorladder.vgpu.codegen.control import reserve_stack
 from tensorladder.vgpu.codegen.emit import Emitter
 from tensorladder.vgpu.codegen.malformed import reading
@@ -22,7 +22,7 @@ from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.ptx import isa
 from tensorladder.vgpu.ptx.cfg import Block, Graph
 from tensorladder.vgpu.ptx.inline import inline
-from tensorladder.vgpu.ptx.nodes import Function, Instr, PtxModule, Reg, Special
+from tensorladder.vgpu.ptx.nodes import Function, Instr, PtxModule, Reg
 
 
 @dataclass
@@ -94,56 +94,16 @@ def lower(
             lines[item.index] = (item.text, item.line, *item.loc)
     return Lowered(
         name, ir, frame_bytes, places["local"], places["static"], places["dynamic"], globals_, lines,
-        dict(fn.directives), list(fn.params), fn.param_bytes, _ordered(fn), _clocked(fn),
-        _holds(fn, "griddepcontrol", "launch_dependents"),
-        _holds(fn, "tcgen05", "alloc"),
+        dict(fn.directives), list(fn.params), fn.param_bytes, traits.ordered(fn), traits.clocked(fn),
+        traits.holds(fn, "griddepcontrol", "launch_dependents"),
+        traits.holds(fn, "tcgen05", "alloc"),
         any(isinstance(i, Instr) and i.op == "setmaxnreg" for i in fn.body),
         checked,
-        any(isinstance(i, Instr) and _multiplies(i) for i in fn.body),
+        traits.multiplies(fn),
         builder.unsupported,
         [_first_iid(b) for b in graph.blocks],
         breakpoints,
     )  # fmt: skip
-
-
-#: instructions through which CTAs see each other: their order is one scheduler's business
-_ORDERED_MODS = {"acquire", "volatile", "release", "relaxed", "acq_rel", "mmio"}
-
-
-def _ordered(fn: Function) -> bool:
-    for i in fn.body:
-        if not isinstance(i, Instr):
-            continue
-        shared = any(m.startswith("shared") for m in i.mods)
-        if i.op in ("atom", "red") and not shared:
-            return True
-        if i.op in ("ld", "st") and not shared and _ORDERED_MODS.intersection(i.mods):
-            return True
-        if i.op == "clusterlaunchcontrol":
-            return True
-        if i.op == "cp" and "reduce" in i.mods and "global" in i.mods:
-            return True
-    return False
-
-
-def _holds(fn: Function, op: str, mod: str) -> bool:
-    """Whether a kernel has an instruction with this modifier."""
-    return any(isinstance(i, Instr) and i.op == op and mod in i.mods for i in fn.body)
-
-
-def _multiplies(i: Instr) -> bool:
-    """Whether an instruction multiplies matrices."""
-    return i.op == "mma" or (i.op in ("wgmma", "wmma", "tcgen05") and any(m.startswith("mma") for m in i.mods))
-
-
-def _clocked(fn: Function) -> bool:
-    """Whether a kernel reads a clock."""
-    return any(
-        isinstance(o, Special) and o.name.startswith(("%clock", "%globaltimer"))
-        for i in fn.body
-        if isinstance(i, Instr)
-        for o in i.operands
-    )
 
 
 def _frame(graph: Graph, framed: set[Reg]) -> tuple[dict[Reg, int], int]:
