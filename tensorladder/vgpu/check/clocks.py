@@ -167,6 +167,19 @@ def slot_record(x, slot):
 
 
 @helper
+def window_of(x, slot):
+    """Host address of a slot's shared memory."""
+    return ld64(x + X.X_SHARED) + slot * ld64(x + X.X_STRIDE)
+
+
+@helper
+def warp_of(x, k):
+    """The warp (number in the unit) that a component of a warp's own is of: its cp.async, its tcgen05.st."""
+    at = ld64(x + X.X_COMPONENTS) + k * X.K_BYTES
+    return ld64(at + X.K_SLOT) * ld64(x + X.X_WARPS) + ld64(at + X.K_WARP)
+
+
+@helper
 def component(x, kind, slot, warp, lane):
     """A new component; the last one is shared by all that come when the clocks are full."""
     k = ld64(x + X.X_USED)

@@ -16,6 +16,7 @@ from tensorladder.vgpu.check.clocks import (
     record_of,
     site_of,
     visible,
+    window_of,
 )
 from tensorladder.vgpu.check.lanes import lane_copies_out, lanes_copy, lanes_have_copied
 from tensorladder.vgpu.check.maps import use_map
@@ -112,7 +113,7 @@ def window_host(x, n, address):
     """Host address of a 32-bit shared::cluster address, as warp n sees it."""
     size = ld64(x + X.X_SIZE)
     slot = n // ld64(x + X.X_WARPS) // size * size + ((address & 0xFFFFFFFF) >> L.RANK_SHIFT)
-    return ld64(x + X.X_SHARED) + slot * ld64(x + X.X_STRIDE) + (address & 0xFFFFFF)
+    return window_of(x, slot) + (address & 0xFFFFFF)
 
 
 # ---------------------------------------------------------------- groups

@@ -9,13 +9,19 @@ between, all lanes have been there together: nothing is left out, since practice
 from __future__ import annotations
 
 from tensorladder.vgpu.check import layout as X
-from tensorladder.vgpu.check.clocks import clock_of, known
+from tensorladder.vgpu.check.clocks import clock_of, known, warp_of, window_of
 from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.machine.hooks import ACCESS_ALIGNED, ACCESS_STRONG
 from tensorladder.vgpu.machine.native import helper
 from tensorladder.vgpu.machine.raw import ld32, ld64, st64, trailing_zeros
 
 _OPEN = 1 << 40  # later than any clock: the lanes have not met since
+
+
+@helper
+def entry_of(log, write, k):
+    """The k-th entry of a log's writes or reads."""
+    return log + X.LOG_HEAD + X.ENTRY * ((0 if write != 0 else X.LOG_MOST) + k)
 
 
 @helper
@@ -51,7 +57,7 @@ def all_there(w, log):
     st64(w + L.W_ALIGNED, 0)
     for kind in range(2):
         for k in range(min(ld64(log + 8 * kind), X.LOG_MOST)):
-            entry = log + X.LOG_HEAD + X.ENTRY * (X.LOG_MOST * kind + k)
+            entry = entry_of(log, 1 - kind, k)
             st64(entry + X.ENTRY_TOGETHER, ld64(entry + X.ENTRY_TOGETHER) | (said & 1))
             st64(entry + X.ENTRY_COLLECTIVE, ld64(entry + X.ENTRY_COLLECTIVE) | (-1 if said & 1 else said >> 8))
 
@@ -129,7 +135,7 @@ def release_by(x, w, n, log, lanes, iid):
     settle_open(left, lanes, live, now)
     for kind in range(2):
         for k in range(min(ld64(log + 8 * kind), X.LOG_MOST)):
-            entry = log + X.LOG_HEAD + X.ENTRY * (X.LOG_MOST * kind + k)
+            entry = entry_of(log, 1 - kind, k)
             others = left_out(entry, lanes, live)
             if others != 0 and not is_left(left, entry):
                 leave(left, entry, others, now, iid)
@@ -140,11 +146,10 @@ def release_by(x, w, n, log, lanes, iid):
 @helper
 def releaser(x, k):
     """The warp that a component's accesses are of: its own, or its cp.async; -1: no such one."""
-    warps = ld64(x + X.X_WARPS)
-    if k < warps * ld64(x + X.X_SLOTS):
+    if k < ld64(x + X.X_WARPS) * ld64(x + X.X_SLOTS):
         return k
-    at = ld64(x + X.X_COMPONENTS) + k * X.K_BYTES
-    return ld64(at + X.K_SLOT) * warps + ld64(at + X.K_WARP) if ld64(at + X.K_KIND) == X.K_IS_CP else -1
+    kind = ld64(ld64(x + X.X_COMPONENTS) + k * X.K_BYTES + X.K_KIND)
+    return warp_of(x, k) if kind == X.K_IS_CP else -1
 
 
 @helper
@@ -160,7 +165,7 @@ def was_left(x, v, epoch):
         return 0
     start = ld64(x + X.X_PLACE)
     if space == X.SPACE_SHARED:
-        start = ld64(x + X.X_SHARED) + start * ld64(x + X.X_STRIDE)
+        start = window_of(x, start)
     left = left_of(x, n)
     seen = clock_of(v, n)
     for i in range(min(ld64(left), X.LEFT_MOST)):

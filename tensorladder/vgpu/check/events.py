@@ -29,6 +29,7 @@ from tensorladder.vgpu.check.clocks import (
     site_of,
     slot_of,
     slot_record,
+    window_of,
 )
 from tensorladder.vgpu.check.copies import (
     on_cancel,
@@ -204,7 +205,7 @@ def barriers_left(x, slot):
         b = ld64(x + X.X_B) + (number - 1) * X.B_BYTES
         if ld64(b + X.B_INIT) == 0:
             continue
-        word = ld64(ld64(x + X.X_SHARED) + slot * ld64(x + X.X_STRIDE) + 8 * i)
+        word = ld64(window_of(x, slot) + 8 * i)
         tx = tx_of(word)
         pending = (word >> 1) & COUNT_MASK
         expected = (word >> 21) & COUNT_MASK

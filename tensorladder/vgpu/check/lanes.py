@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from tensorladder.vgpu.check import layout as X
 from tensorladder.vgpu.check.clocks import clock_of, known, site_of
-from tensorladder.vgpu.check.elected import all_there, closed, release_by
+from tensorladder.vgpu.check.elected import all_there, closed, entry_of, release_by
 from tensorladder.vgpu.check.shadow import at_place, found, range_row, shared_place
 from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.machine.hooks import ACCESS_ALIGNED, ACCESS_ATOMIC, ACCESS_STRONG, ACCESS_WIDTH, ACCESS_WRITE
@@ -25,12 +25,6 @@ _BLOCKS = 32  # bytes of ENTRY_BLOCKS
 def log_of(x, n):
     """A warp's log: writes kept, reads kept, then entries, those of writes first."""
     return ld64(x + X.X_LANE_LOG) + n * X.LOG_BYTES
-
-
-@helper
-def entry_of(log, write, k):
-    """The k-th entry of writes or reads."""
-    return log + X.LOG_HEAD + X.ENTRY * ((0 if write != 0 else X.LOG_MOST) + k)
 
 
 @helper

@@ -21,6 +21,8 @@ from tensorladder.vgpu.check.clocks import (
     site_of,
     slot_of,
     visible,
+    warp_of,
+    window_of,
 )
 from tensorladder.vgpu.check.copies import window_host
 from tensorladder.vgpu.check.matrix import chunk, read_descriptor
@@ -371,22 +373,15 @@ def after_sync(x, n, lane, slot, column, block, site):
 
 
 @helper
-def storer(x, k):
-    """The warp (number in the unit) whose tcgen05.st a component is of."""
-    at = ld64(x + X.X_COMPONENTS) + k * X.K_BYTES
-    return ld64(at + X.K_SLOT) * ld64(x + X.X_WARPS) + ld64(at + X.K_WARP)
-
-
-@helper
 def stored_by_other(x, n, k):
     """Whether a component is of another warp's tcgen05.st."""
-    return ld64(ld64(x + X.X_COMPONENTS) + k * X.K_BYTES + X.K_KIND) == X.K_IS_ST and storer(x, k) != n
+    return ld64(ld64(x + X.X_COMPONENTS) + k * X.K_BYTES + X.K_KIND) == X.K_IS_ST and warp_of(x, k) != n
 
 
 @helper
 def fenced_before(x, n, w):
     """Whether tcgen05.fence::before_thread_sync follows a tcgen05.st in its warp, before what warp n knows of it."""
-    owner = storer(x, (w >> 48) - 1)
+    owner = warp_of(x, (w >> 48) - 1)
     fenced = record_of(x, owner) + X.Z_ST_FENCED
     seq = (w >> 16) & 0xFFFFFFFF
     if seq <= ld64(fenced + 16):
@@ -453,8 +448,7 @@ def on_alloc(x, n, host, column, columns, lanes, iid):
         for block in range(X.TMEM_BLOCKS):
             fill_bytes(t + X.CELL * (block * L.TMEM_COLUMNS + column), 0, X.CELL * columns)
     v = known(x, n)
-    window = ld64(x + X.X_SHARED) + slot * ld64(x + X.X_STRIDE)
-    lo = host - window
+    lo = host - window_of(x, slot)
     epoch = epoch_of(n, clock_of(v, n), 0, 0)
     touch_shared(x, n, 1, slot, lo, lo + 4, 1, v, visible(x, n), epoch, site_of(n, iid))
 
