@@ -96,9 +96,7 @@ def regret(shape: Extents, chosen: Choice) -> float:
 def by_model(shape: Extents, corrections: Mapping[Choice, float]) -> Choice:
     """Of the candidates that were timed, the model's first."""
     product = Product(*shape, 1, PLAIN)
-    return min(
-        measured.times()[shape], key=lambda one: told(one, product) * corrections.get(one, 1.0)
-    )  # fmt: skip
+    return min(measured.times()[shape], key=lambda one: told(one, product) * corrections.get(one, 1.0))
 
 
 def by_others(shape: Extents) -> Choice:

@@ -125,14 +125,15 @@ def summary(as_json: bool) -> int:
     absent = [rung.name for rung in catalog() if rung.name not in by]
     rest = [(record, reason(record)) for of in by.values() for record in of if record["fate"] != "flagged"]
     left = [record for record, why in rest if why is None]
+    whole = total(rows)
     if as_json:
-        for one in [*shown, {**total(rows), "nothing to change": bare, "not kept": absent}]:
+        for one in [*shown, {**whole, "nothing to change": bare, "not kept": absent}]:
             print(json.dumps(one))
         return 1 if left or absent else 0
     print(" | ".join([*COLUMNS, "taken"]))
     for one in shown:
         print(" | ".join(str(one[key]) for key in COLUMNS), f"{one['when']} {one['commit']}", sep=" | ")
-    print(" | ".join(str(total(rows)[key]) for key in COLUMNS))
+    print(" | ".join(str(whole[key]) for key in COLUMNS))
     _say_what_is_left_out(bare, absent, [one["rung"] for one in shown if one["stale"]])
     print("\nWhat no error is found in, and why:")
     for (effect, why), count in collections.Counter((w.effect, w.why) for _, w in rest if w).most_common():

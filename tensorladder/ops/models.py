@@ -259,10 +259,10 @@ def _c7_us(knobs: dict[str, Any], product: Product, sm_count: int) -> float:
         return inf  # what finds no room waits for all that the others do
     multiply = C7.multiply * rows * cols / 32 + C7.step[split]
     epilogue, waves, clocks = C7.element * rows * cols, waves_of(tiles), 0.0
+    # By turns one warpgroup multiplies while the other finishes its tile: an SM has two at a time.
+    turns = not split and sum(count for count, _ in waves) > 1
     for count, clusters in waves:
         main = steps * max(multiply, way(tiles, C7, knobs["raster"], clusters))
-        # By turns one warpgroup multiplies while the other finishes its tile: an SM has two at a time.
-        turns = not split and sum(count for count, _ in waves) > 1
         clocks += count * (max(main, (main + epilogue) / 2) if turns else main)
         clocks += count * epilogue * bool(split)
     us = launched(C7, product, clocks + epilogue * (not split))

@@ -256,6 +256,11 @@ _ALLOCATIONS = {  # call -> what frees it
 _POINTERS = ("cuMemAlloc", "cuMemAllocAsync", "cuMemAllocManaged")
 
 
+def _new_stream(session: Session, wrap: Callable[[int], Any]) -> Callable[..., Any]:
+    """The call that makes a stream, as `wrap` has its handle; flag 1: apart from the legacy default one."""
+    return lambda flags=0, *_: wrap(session.streams.create(not int(flags) & 1))
+
+
 def _waits(host: _Host, prefix: str, whole: str) -> Table:
     """The calls of an API that wait, or ask whether something is over; whole: what synchronises with the device."""
     session, events = host.session, host.events
@@ -314,8 +319,7 @@ def _driver(driver: ModuleType, host: _Host) -> Table:
         "cuDeviceGetAttribute": host.attribute,
         "cuGetErrorName": lambda error: driver.CUresult(error).name.encode(),
         "cuGetErrorString": lambda error: driver.CUresult(error).name.encode(),
-        "cuStreamCreate": lambda flags=0, *_: driver.CUstream(session.streams.create(not int(flags) & 1)),
-        "cuStreamCreateWithPriority": lambda flags=0, *_: driver.CUstream(session.streams.create(not int(flags) & 1)),
+        **dict.fromkeys(("cuStreamCreate", "cuStreamCreateWithPriority"), _new_stream(session, driver.CUstream)),
         "cuEventCreate": lambda *_: driver.CUevent(events.create()),
         "cuMemHostGetDevicePointer": lambda pointer, *_: driver.CUdeviceptr(int(pointer)),
         "cuModuleLoadData": lambda image: driver.CUmodule(modules.load(image)),
@@ -358,8 +362,7 @@ def _runtime(runtime: ModuleType, host: _Host) -> Table:
     table |= _allocations(host, "cuda", int) | _waits(host, "cuda", "Device")
     capturing = runtime.cudaStreamCaptureStatus
     streams = ("cudaStreamCreate", "cudaStreamCreateWithFlags", "cudaStreamCreateWithPriority")
-    made = lambda flags=0, *_: runtime.cudaStream_t(session.streams.create(not int(flags) & 1))  # noqa: E731
-    table |= dict.fromkeys(streams, made)
+    table |= dict.fromkeys(streams, _new_stream(session, runtime.cudaStream_t))
     lasts = ("cudaGetLastError", "cudaPeekAtLastError")
     return table | dict.fromkeys(lasts, _nothing) | {
         "cudaGetDevice": lambda: 0,
