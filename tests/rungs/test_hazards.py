@@ -31,7 +31,6 @@ BROKEN = [
     ("d1-tcgen05", "cute.arch.mbarrier_wait(done, 0)\n", GONE, (128, 128, 128), {}, "tmem"),
     ("d3-two-cta", "stage_bytes = PAIR * sum", "stage_bytes = sum", (256, 256, 256), {"cluster": (2, 1)},
      "barrier-count"),
-    ("v4-tma", "cute.arch.cp_async_bulk_wait_group(0, read=True)\n", GONE, None, {}, "missing-wait"),
     ("v9-two-consumers", "mbarrier_init(empty + stage, CONSUMERS)", "mbarrier_init(empty + stage, 1)", (512, 256, 512),
      {}, "deadlock"),
 ]  # fmt: skip

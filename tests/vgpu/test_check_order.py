@@ -121,7 +121,7 @@ def _aligned(size: int) -> np.ndarray:
     return raw[-raw.ctypes.data % 128 :][:size]
 
 
-def _check_map(edit: str, acquire: str) -> Report:
+def check_map(edit: str, acquire: str) -> Report:
     out, tensor_map = _aligned(16384).view(np.uint32), _aligned(128)
     made = TensorMap(out.ctypes.data, "u32", 2, (64, 4), (256,), (64, 1), (1, 1))
     tensor_map[:] = np.frombuffer(encode(made), np.uint8)
@@ -134,7 +134,7 @@ def _check_map(edit: str, acquire: str) -> Report:
 
 @pytest.mark.parametrize(("edit", "acquire", "kind"), [pytest.param(*m[1:], id=m[0]) for m in MAPS])
 def test_a_changed_tensor_map_is_released_and_acquired(edit, acquire, kind) -> None:
-    report = _check_map(edit, acquire)
+    report = check_map(edit, acquire)
     assert kinds(report) == set(kind.split()), "\n".join(map(str, report.findings))
 
 

@@ -157,14 +157,18 @@ def on_inval(x, host):
 
 @helper
 def use_barrier(x, n, b, lanes, by_async, iid):
-    """Judge the use of an mbarrier by a warp, or by an asynchronous operation that it issues."""
+    """Judge the use of an mbarrier by a warp, or by an asynchronous operation that it issues.
+
+    Asynchronous operations access their mbarrier through the generic proxy (PTX ISA 9.3, cp.async.bulk, tcgen05.commit
+    and others): those of its own CTA want no proxy fence.
+    """
     init = ld64(b + X.B_INIT)
     if init == 0:
         return
     if not before(x, known(x, n), init, 1):
         name_barrier(x, n, lanes, b)
         found(x, X.BARRIER_NOT_VISIBLE, site_of(n, iid), 0, ld64(b + X.B_INIT_SITE), init, 0, 0)
-    elif by_async:
+    elif by_async and ld64(b + X.B_SLOT) != n // ld64(x + X.X_WARPS):
         owner = (init >> 48) - 1
         if ld64(record_of(x, owner) + X.Z_INIT_FENCE) <= (init >> 16) & 0xFFFFFFFF:
             name_barrier(x, n, lanes, b)

@@ -319,16 +319,16 @@ def copy_within_cluster(x, op, n, lane, slot, place, v, p, epoch, site):
 def said_before(x, w, op, n, iid):
     """Whether a lane of the warp has just issued the very same store: compilers leave out the election."""
     z = record_of(x, n)
-    sign = ld64(w + L.W_CLOCK) * 1000003 + iid
-    sign = (sign * 1000003 + ld64(op + L.A_SRC)) * 1000003 + ld64(op + L.A_SIZE)
+    sign = (iid * 1000003 + ld64(op + L.A_SRC)) * 1000003 + ld64(op + L.A_SIZE)
     if ld64(op + L.A_KIND) == L.OP_TMA_STORE or ld64(op + L.A_KIND) == L.OP_TMA_REDUCE:
         sign = sign * 1000003 + ld64(op + L.A_MAP)
         for i in range(ld64(op + L.A_SIZE)):
             sign = sign * 1000003 + ld64(op + L.A_COORD + 8 * i)
     else:
         sign = sign * 1000003 + ld64(op + L.A_DST)
-    again = ld64(z + X.Z_STORE) == sign
+    again = ld64(z + X.Z_STORE) == sign and ld64(z + X.Z_STORE_CLOCK) == ld64(w + L.W_CLOCK)
     st64(z + X.Z_STORE, sign)
+    st64(z + X.Z_STORE_CLOCK, ld64(w + L.W_CLOCK))
     return again
 
 

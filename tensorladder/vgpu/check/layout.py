@@ -143,7 +143,7 @@ Z_WGMMA_BASE = 96  # wgmma of the CTAs that ran there before (first warp of the 
 Z_BEFORE = 56  # instruction + 1 of a tcgen05.ld or .st since its last tcgen05.fence::before_thread_sync
 Z_CHANGED = 112  # instruction + 1 that changed registers of wgmma last
 Z_ORIGIN = 120  # 1 + site of what gave it an undefined value last
-Z_STORE = 104  # what its last bulk store was
+Z_STORE = 104  # what its last bulk store was: a hash
 Z_INIT_FENCE = 80  # clock of its last fence that makes mbarrier.init visible to the async proxy or the cluster
 Z_WAITED = 88  # instruction of its last wait on an mbarrier
 Z_CP_RING = 128  # i32 x 64: Z_CP_SEQ when a group was committed
@@ -164,6 +164,7 @@ Z_SAW = Z_FENCE + 8  # slot + 1 of the CTA that wrote the flag it read last
 Z_ST_FENCED = Z_SAW + 8  # (Z_ST_SEQ, its clock) at its last two tcgen05.fence::before_thread_sync
 Z_DOUBT = Z_ST_FENCED + 32  # 1 + instruction of its last wait of too narrow a scope
 Z_RELAXED = Z_DOUBT + 8  # whether it has waited relaxed
+Z_STORE_CLOCK = Z_RELAXED + 8  # its clock in cycles at its last bulk store
 Z_BYTES = Z_ST_FENCED + 64
 
 RING = 64
@@ -240,7 +241,7 @@ F_BYTES = 128
  UNDEFINED_COPIED, RACE_SAME) = range(1, 41)  # fmt: skip
 (MAP_NOT_RELEASED, MAP_NOT_ACQUIRED, PROXY_GLOBAL, ST_NOT_FENCED, LANES_RACE, LANES_TOGETHER,
  LANES_STORE, WAIT_NARROW, LANES_HANDED, LANES_FREED, PROXY_LATE, LANES_COPIED,
- LANES_AFTER) = range(64, 77)  # fmt: skip
+ LANES_AFTER, PROXY_COPIED) = range(64, 78)  # fmt: skip
 
 # ---------------------------------------------------------------- addresses that synchronise
 SYNC_SLOTS = 4096  # hash slots: (address and whose level, index of its two clocks, narrow release: place), i64

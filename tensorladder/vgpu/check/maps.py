@@ -11,9 +11,10 @@ from tensorladder.vgpu.check.clocks import before, clock_of, epoch_of, known, si
 from tensorladder.vgpu.check.fences import fence_between, keep_fence
 from tensorladder.vgpu.check.shadow import at_place, found, range_row, shared_place, touch_global, touch_shared
 from tensorladder.vgpu.machine.native import helper
-from tensorladder.vgpu.machine.raw import ld32, ld64, trailing_zeros
+from tensorladder.vgpu.machine.raw import ld32, ld64, st64, trailing_zeros
 
 _BYTES = 128
+_IGNORED = 64  # 16 bytes from here on mean nothing
 
 
 @helper
@@ -62,8 +63,10 @@ def use_map(x, n, lane, m, v, p, site):
 
 
 @helper
-def on_map(x, n, dst, src, size, lanes, iid):
+def on_map(x, n, dst, src, part, lanes, iid):
     """CHECK_MAP: a tensor map in memory is changed, by one lane."""
+    size = part & 0xFFFFFFFF
+    at = part >> 32
     v = known(x, n)
     p = visible(x, n)
     lane = trailing_zeros(lanes)
@@ -78,4 +81,6 @@ def on_map(x, n, dst, src, size, lanes, iid):
         place = shared_place(x, src)
         lo = place & 0xFFFFFFFF
         if place >= 0:
+            st64(x + X.X_CARRIES, 1 if at & -16 == _IGNORED else 0)  # encoders leave it out
             touch_shared(x, n, lanes, place >> 32, lo, lo + size, 0, v, p, epoch, site_of(n, iid))
+            st64(x + X.X_CARRIES, 0)

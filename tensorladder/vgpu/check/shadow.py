@@ -8,7 +8,7 @@ they are issued, so what is found does not hang on when asynchronous effects hap
 from __future__ import annotations
 
 from tensorladder.vgpu.check import layout as X
-from tensorladder.vgpu.check.clocks import before, clock_of, fenced_proxy
+from tensorladder.vgpu.check.clocks import before, clock_of, fenced_proxy, record_of, warp_of
 from tensorladder.vgpu.check.elected import was_left
 from tensorladder.vgpu.check.fences import fence_between
 from tensorladder.vgpu.check.widths import in_doubt, known_for_sure
@@ -216,6 +216,8 @@ def after_write(x, cell, v, p, epoch, site, shared):
 @helper
 def late_fence(x, w):
     """How a write is judged that its own threads have not fenced: by the reader, after it learned of the write?"""
+    if ld64(ld64(x + X.X_COMPONENTS) + ((w >> 48) - 1) * X.K_BYTES + X.K_KIND) == X.K_IS_CP:
+        return X.PROXY_COPIED
     return X.PROXY_LATE if before(x, fenced_proxy(x, ld64(x + X.X_WARP)), w, 1) else X.PROXY
 
 
@@ -292,6 +294,27 @@ def same_value(x, w):
 
 
 @helper
+def same_store(x, cell, v, w, epoch, site):
+    """Whether a bulk store is the last that another warp of its CTA has issued, too: kernels leave out the warp's test.
+
+    Where that one is not known to have read, nobody has changed the source since without a race of its own.
+    """
+    if w & epoch & _ASYNC == 0 or (ld32(cell + X.CELL_SITES) ^ site) & 0xFFFFF != 0:
+        return False
+    k = (w >> 48) - 1
+    table = ld64(x + X.X_COMPONENTS)
+    one, other = table + k * X.K_BYTES, table + ((epoch >> 48) - 1) * X.K_BYTES
+    if ld64(one + X.K_KIND) != X.K_IS_BULK or ld64(other + X.K_KIND) != X.K_IS_BULK:
+        return False
+    clock = (w >> 16) & 0xFFFFFFFF
+    z = record_of(x, warp_of(x, k))
+    last = ld32(z + X.Z_BULK_SEQ + 4 * ld64(one + X.K_LANE)) == clock
+    same_cta = ld64(one + X.K_SLOT) == ld64(other + X.K_SLOT) and clock > ld32(ld64(x + X.X_STARTS) + 4 * k)
+    alike = ld64(z + X.Z_STORE) == ld64(record_of(x, ld64(x + X.X_WARP)) + X.Z_STORE)
+    return last and same_cta and alike and clock_of(v, k - 1) < clock
+
+
+@helper
 def write_cell(x, arena, cell, v, p, epoch, site, shared):
     """A write of what a whole cell stands for."""
     w = ld64(cell)
@@ -301,7 +324,8 @@ def write_cell(x, arena, cell, v, p, epoch, site, shared):
     if w != 0:
         if not before(x, v, w, shared):
             if not exempt(x, w, epoch) and not repeated(cell, w, epoch, site):
-                code = X.RACE_SAME if same_value(x, w) else X.RACE_WW
+                alike = same_value(x, w) or same_store(x, cell, v, w, epoch, site)
+                code = X.RACE_SAME if alike else X.RACE_WW
                 found(x, code, site, epoch, ld32(cell + X.CELL_SITES), w, 0, 0)
         elif epoch & _ASYNC and w & _ASYNC == 0 and other_proxy(x, v, p, w, shared):
             reduces = shared == 0 and epoch & _STRONG

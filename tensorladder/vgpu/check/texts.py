@@ -23,6 +23,13 @@ TEXTS: dict[int, tuple[str, Verdict | None, str, str]] = {
         "fence.proxy.async after it learned of the write, the writing threads none before they handed it on (a fence "
         "works within its thread, says the ISA; its memory model has room for one anywhere on the way)", _PROXY_FIX,
     ),
+    X.PROXY_COPIED: (
+        "missing-proxy-fence", Verdict.REVIEW,
+        "{here} reads through the async proxy what {other} copied, which is a write of the generic proxy: no "
+        "fence.proxy.async comes between the wait for the copy and this (published kernels have none, and an H200 was "
+        "never seen to read what was there before)",
+        "fence.proxy.async.shared::cta after the wait for the copies, by the threads that copied or by the reader",
+    ),
     X.PROXY_WRITE: (
         "missing-proxy-fence", Verdict.REVIEW,
         "{here} overwrites through the async proxy what {other} wrote through the generic proxy, with no "
@@ -128,10 +135,9 @@ TEXTS: dict[int, tuple[str, Verdict | None, str, str]] = {
     ),
     X.BARRIER_NOT_FENCED: (
         "barrier-init", Verdict.REVIEW,
-        "{here} lets an asynchronous operation use {barrier}: its initialising thread executed no "
+        "{here} lets an asynchronous operation use {barrier} of another CTA: its initialising thread executed no "
         "fence.mbarrier_init and no fence.proxy.async after mbarrier.init",
-        "fence.mbarrier_init.release.cluster (or fence.proxy.async) after mbarrier.init, before the barrier that "
-        "follows",
+        "fence.mbarrier_init.release.cluster after mbarrier.init, before the barrier of the cluster that follows",
     ),
     X.BARRIER_TWICE: (
         "barrier-init", None, "{here} initialises {barrier}, which is initialised already and was not invalidated",
@@ -263,8 +269,9 @@ TEXTS: dict[int, tuple[str, Verdict | None, str, str]] = {
         "the phase that their last arrivals complete",
     ),
     X.STORE_AT_EXIT: (
-        "missing-wait", None,
-        "the CTA ends while {here} may still read its shared memory: no cp.async.bulk.wait_group.read by its thread",
+        "missing-wait", Verdict.REVIEW,
+        "the CTA ends while {here} may still read its shared memory: no cp.async.bulk.wait_group.read by its thread "
+        "(the ISA does not say that the memory stays until the store has read it; no H200 was seen to reuse it before)",
         "cp.async.bulk.commit_group and wait_group.read 0 in the thread that issued the store before it exits",
     ),
 }  # fmt: skip

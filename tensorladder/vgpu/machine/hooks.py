@@ -42,7 +42,7 @@ EVENT_READ, EVENT_WRITE, EVENT_ATOMIC, EVENT_ARRIVE, EVENT_ISSUE, EVENT_EFFECT, 
  CHECK_TMEM_DEALLOC,  # column, columns
  CHECK_TMEM_LD,  # shape, registers, step
  CHECK_TMEM_ST,  # shape, registers, step
- CHECK_MAP,  # addresses (host), bytes: a tensor map in memory is changed
+ CHECK_MAP,  # addresses (host), bytes | place in the map << 32: a tensor map in memory is changed, or copied
  CHECK_REGISTERS,  # table of registers' offsets, count, 0 read or 1 written: wgmma may be using them
  CHECK_ABSENT,  # lanes that ended, what they went on with: lanes wait for them at this instruction
  CHECK_MEMBERS,  # two member masks, lanes with the second one: they differ at one collective

@@ -472,7 +472,7 @@ def tl_map_publish(w, base, mask, iid):
         dst = resolve(w, SPACE_GLOBAL, ld64(base + 8 * lane) + k, 8, 1, iid, lane)
         if src == 0 or dst == 0:
             return 0
-        observe(w, CHECK_MAP, dst, src, 8, 1 << lane, iid)
+        observe(w, CHECK_MAP, dst, src, 8 | k << 32, 1 << lane, iid)
         st64(dst, ld64(src))
     st64(w + L.W_PROGRESS, ld64(w + L.W_PROGRESS) + 1)
     return 1
