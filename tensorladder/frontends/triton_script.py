@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -139,8 +140,8 @@ class _Function:
     name: str
 
 
-class _Utils:
-    """What Triton calls a driver's utils: loading, and the device's limits. loading: the kernel being loaded."""
+class _Utils(threading.local):
+    """What Triton calls a driver's utils: loading, and the device's limits. loading: the kernel that a thread loads."""
 
     def __init__(self, session: Session):
         self._session = session

@@ -46,6 +46,11 @@ PTX = """.version 8.0
 MODULE = Module(PTX, "sm_90a")
 
 
+def launch(to, source, kernel: str = "add_one", threads: int = N) -> Launch:
+    params = np.array([to.ctypes.data, source.ctypes.data], np.uint64).tobytes()
+    return Launch(MODULE, kernel, (1, 1, 1), (threads, 1, 1), params)
+
+
 class Machine:
     """A device with a checker, two arrays and launches from one to another."""
 
@@ -57,9 +62,7 @@ class Machine:
         for array in (self.a, self.b, self.c):
             array[:] = 0
 
-    def launch(self, to, source, kernel: str = "add_one", threads: int = N) -> Launch:
-        params = np.array([to.ctypes.data, source.ctypes.data], np.uint64).tobytes()
-        return Launch(MODULE, kernel, (1, 1, 1), (threads, 1, 1), params)
+    launch = staticmethod(launch)
 
     def findings(self):
         return self.checker.report("streams").findings

@@ -7,15 +7,21 @@ a wait joins it. What is found hangs on these alone, not on when the operations 
 
 The legacy default stream (handle 0) waits for all blocking streams, and they for it; streams that are made with
 cudaStreamNonBlocking, torch's among them, take no part in that ("Default Stream").
+
+Several host threads may enqueue at a time. They are one host: what one of them has waited for, the others know, since
+the locks and queues by which they tell each other are not seen here.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 import sysconfig
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -138,6 +144,21 @@ def _join(clock: Clock, other: Clock) -> None:
             clock[stream] = number
 
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def _one_at_a_time(method: Callable[Concatenate[Order, _P], _R]) -> Callable[Concatenate[Order, _P], _R]:
+    """One host thread at a time."""
+
+    @functools.wraps(method)
+    def locked(self: Order, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        with self._lock:
+            return method(self, *args, **kwargs)
+
+    return locked
+
+
 class Order:
     """What is ordered among the operations of one device's streams and its host.
 
@@ -145,6 +166,7 @@ class Order:
     """
 
     def __init__(self, found: Callable[[Finding], None]) -> None:
+        self._lock = threading.RLock()
         self._found = found
         self.place: Callable[[int], str] = lambda address: f"address {address:#x}"
         self._host: Clock = {}
@@ -160,11 +182,13 @@ class Order:
         self._made = self._serial = 0
 
     # ------------------------------------------------------------ streams
+    @_one_at_a_time
     def create(self, handle: int, blocking: bool = True, name: str = "") -> None:
         """A stream by its handle. blocking: it and the legacy default stream wait for each other."""
         self._made += 1
         self._streams[handle] = _Stream(name or f"stream {self._made}", blocking)
 
+    @_one_at_a_time
     def branch(self, handle: int, before: Clock, name: str) -> None:
         """A branch of a graph that is launched: it comes after what came before the graph."""
         _join(self._streams.setdefault(handle, _Stream(name, False)).clock, before)
@@ -187,6 +211,7 @@ class Order:
             _join(one.clock, self._streams[LEGACY].clock)
         return one.clock
 
+    @_one_at_a_time
     def begin(self, stream: int, what: str, where: Callable[[int], Where] | None = None, later: bool = False) -> Work:
         """The next operation of a stream (HOST: of the host, which is over when this returns).
 
@@ -206,14 +231,17 @@ class Order:
         return work
 
     # ------------------------------------------------------------ order
+    @_one_at_a_time
     def record(self, stream: int) -> Clock:
         """What an event that is recorded now stands for."""
         return dict(self._now(stream))
 
+    @_one_at_a_time
     def wait(self, stream: int, event: Clock) -> None:
         """The stream's next operations come after the event."""
         _join(self._now(stream), event)
 
+    @_one_at_a_time
     def synchronize(self, event: Clock | None = None) -> None:
         """The host waits for an event, without one for the whole device."""
         clocks = [self._streams[handle].clock for handle in self._running] if event is None else [event]
@@ -230,20 +258,24 @@ class Order:
                 stream.clear()
                 self._kept.remove(handle)
 
+    @_one_at_a_time
     def alone(self, work: Work) -> bool:
         """Whether nothing may run beside an operation that the host waits for now."""
         others = ((h, self._streams[h].clock[h]) for h in (self._running | self._kept) - {work.stream})
         return all(number <= work.clock.get(handle, 0) for handle, number in others)
 
+    @_one_at_a_time
     def drop(self, work: Work) -> None:
         """An operation has run, or its accesses are of no interest: it is `alone`."""
         self._later.discard(work.serial)
 
     # ------------------------------------------------------------ accesses
     def forget(self, freed: Freed) -> None:
-        """Memory was freed. Called at any time (by the garbage collector): taken note of at the next operation."""
+        """Memory was freed: taken note of at the next operation. The garbage collector calls this at any time, so it
+        takes no lock."""
         self._freed.append(freed)
 
+    @_one_at_a_time
     def accessed(self, work: Work, footprint: Mapping[Kind, Runs]) -> None:
         """What an operation accesses: findings where nothing orders it, then it is kept for later ones."""
         self._later.discard(work.serial)
@@ -267,6 +299,11 @@ class Order:
         mine.last = work.number
         if len(mine.late) > _LATE:
             mine.merged()
+
+    @_one_at_a_time
+    def over(self, stream: int, what: str, footprint: Mapping[Kind, Runs]) -> None:
+        """An operation of a stream that is no launch, and what it accesses."""
+        self.accessed(self.begin(stream, what), footprint)
 
     def _forget(self) -> None:
         freed = []

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import itertools
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -102,7 +103,8 @@ def do(session: Session, work: Callable[[], Any], *keep: Any) -> None:
     if session.capturing:
         session.record(step)
     else:
-        work()
+        with session.turn:  # launches of other threads on that stream have been, or come afterwards
+            work()
 
 
 def _address(pointer: Any) -> int:
@@ -169,6 +171,13 @@ class Events:
         return max((self._times[int(end)] - self._times[int(start)]) * 1e3, 1e-6)
 
 
+class _Capture(threading.local):
+    """What a host thread captures: the session's context, and the graph."""
+
+    context: contextlib.AbstractContextManager[Graph] | None = None
+    graph = Graph()
+
+
 class _Graphs:
     """Captured graphs, by the handles that a script holds; an instantiated graph has its own."""
 
@@ -176,22 +185,21 @@ class _Graphs:
         self._session = session
         self._graphs: dict[int, Graph] = {}
         self._next = itertools.count(1)
-        self._capture: contextlib.AbstractContextManager[Graph] | None = None
-        self._graph = Graph()
+        self._capture = _Capture()
 
     def begin(self, stream: Any = 0, *_: Any) -> None:
-        if self._capture is not None:
+        if self._capture.context is not None:
             raise DriverError("CUDA_ERROR_ILLEGAL_STATE")
-        self._capture = self._session.capture(int(stream or 0))
-        self._graph = self._capture.__enter__()
+        self._capture.context = self._session.capture(int(stream or 0))
+        self._capture.graph = self._capture.context.__enter__()
 
     def end(self, *_: Any) -> int:
         """The captured graph."""
-        if self._capture is None:
+        if self._capture.context is None:
             raise DriverError("CUDA_ERROR_ILLEGAL_STATE")
-        self._capture.__exit__(None, None, None)
-        self._capture = None
-        return self._add(self._graph)
+        self._capture.context.__exit__(None, None, None)
+        self._capture.context = None
+        return self._add(self._capture.graph)
 
     def copy(self, graph: Any, *_: Any) -> int:
         """A handle of its own for a graph: cloned, or instantiated."""

@@ -16,7 +16,8 @@ from ...core.errors import TensorladderError, Unsupported, UsageError
 from ...core.program import Launch, Stream
 from .bindings import driver_facade
 from .gaps import gap_of, line_in
-from .session import HostRange, Session
+from .session import HostRange, Session, range_of
+from .threads import ended_with_the_script, known_in_threads
 
 Hook = Callable[[Session], AbstractContextManager[Any]]
 """What a front end does to a script's process: its own launches go to the session while the context lasts."""
@@ -49,10 +50,12 @@ def run_script(
     device = attached(
         arch, policy, seed, checker, breakpoints=breakpoints, hooks=hooks, stream_factory=stream_factory
     )
-    with device as session, _as_main(script, argv):
+    with device as session, _as_main(script, argv), ended_with_the_script(session):
         code = _run(script, session)
     if code == 0 and session.incomplete is not None:  # the script caught it and went on
         raise session.incomplete
+    if code == 0 and session.unseen is not None:
+        raise session.unseen
     return code
 
 
@@ -82,6 +85,7 @@ def attached(
         stack.enter_context(driver_facade(session))
         for hook in hooks:
             stack.enter_context(hook(session))
+        stack.enter_context(known_in_threads(session))
         yield session
 
 
@@ -135,11 +139,7 @@ class _ScriptStream:
 
     def __init__(self, device: Any, ranges: list[HostRange]):
         self._device = device
-        self._memory = device.memory
-        self._before = list(self._memory.ranges)
-        for r in ranges:
-            self._memory.add_range(r.address, r.address + r.size, r.name, True, r.shape, r.strides, r.itemsize, r.owner)
-        self._mine = {r.start for r in self._memory.ranges} - {r.start for r in self._before}
+        self._ranges = [range_of(r) for r in ranges]
         self._launches: list[Launch] = []
         self._works: list[Any] = []
 
@@ -151,6 +151,8 @@ class _ScriptStream:
     def synchronize(self) -> None:
         """Run what was enqueued; the script's own host does not wait for it by that."""
         try:
-            self._device.run_stream(self._launches, self._works)
-        finally:  # variables of modules that were loaded meanwhile stay
-            self._memory.ranges = [r for r in self._memory.ranges if r.start not in self._mine]
+            self._device.run_stream(self._launches, self._works, self._ranges)
+        finally:
+            for work in self._works:
+                self._device.order.drop(work)
+            self._ranges = []

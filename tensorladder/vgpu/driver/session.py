@@ -1,7 +1,8 @@
 """One script's view of a GPU: an architecture, a place where launches run, and a clock for events.
 
 Launches are run as soon as a host function that enqueued them returns: the script's tensors lie in host memory and
-may be read by the next line. Launches of one host function still run together, so that dependent grids overlap.
+may be read by the next line. Launches of one host function still run together, so that dependent grids overlap. Those
+of several host threads take turns, which keeps the order of a stream that they share.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +20,7 @@ from typing import Any, NoReturn
 from ...core.arch import Arch
 from ...core.errors import TensorladderError, Unsupported, UsageError
 from ...core.program import Launch, LaunchRecorder, Stream
-from ..machine.arena import Memory
+from ..machine.arena import Memory, Range
 from .streams import Streams, Told
 
 DEVICE_MEMORY = 80 << 30
@@ -42,6 +44,11 @@ class HostRange:
     itemsize: int = 1
     owner: Any = None
     home: int | None = None
+
+
+def range_of(r: HostRange) -> Range:
+    """Host memory as an allocation of the virtual GPU's."""
+    return Range(r.address, r.address + r.size, r.name, True, r.owner, r.strides, r.shape, r.itemsize)
 
 
 Step = Launch | Callable[[], None]
@@ -79,6 +86,13 @@ class _Placed:
         self.stream.synchronize()
 
 
+class _OfThread(threading.local):
+    """What each host thread has for itself: a graph that it captures, and what it holds (`holding`)."""
+
+    captured: Graph | None = None
+    held: list[Any] | None = None
+
+
 @dataclass
 class Session:
     """arch: what the script sees. new_stream(ranges): a stream on which launches may touch the given host memory.
@@ -86,7 +100,8 @@ class Session:
     tensor_types: classes of arrays on the device that a facade added. failure is the first error of a launch, kept
     because foreign code between it and the top may turn it into another; incomplete the first thing that is not
     modelled, kept because a script may catch it and go on. launches counts those that were run. order: a checker's, of
-    streams (check.streams).
+    streams (check.streams). in_threads: what each host thread of the script runs in. unseen: what stopped a launch in a
+    thread, where nobody caught it. turn: held by the host thread whose launches, or accesses, are under way.
     """
 
     arch: Arch
@@ -97,11 +112,13 @@ class Session:
     launches: int = 0
     tensor_types: tuple[type, ...] = ()
     order: Any = None
+    in_threads: list[Callable[[], contextlib.AbstractContextManager[Any]]] = field(default_factory=list)
+    unseen: TensorladderError | None = None
     _tracked: dict[int, tuple[weakref.ref[Any], HostRange]] = field(default_factory=dict)
-    _users: dict[int, frozenset[int]] = field(default_factory=dict)
+    _users: dict[int, set[int]] = field(default_factory=dict)
     _notes: set[str] = field(default_factory=set)
-    _captured: Graph | None = None
-    _held: list[Any] | None = None
+    turn: threading.RLock = field(default_factory=threading.RLock)  # type: ignore[valid-type]
+    _mine: _OfThread = field(default_factory=_OfThread)
 
     def __post_init__(self) -> None:
         self.streams = Streams(self, self.order)
@@ -110,31 +127,29 @@ class Session:
 
     def _place(self, address: int) -> str:
         """What lies at an address, in words."""
-        memory, r = Memory(), self.at(address)
-        if r is not None:
-            memory.add_range(r.address, r.address + r.size, r.name, True, r.shape, r.strides, r.itemsize, r.owner)
-        return memory.describe(address, 1)
+        r = self.at(address)
+        return Memory([] if r is None else [range_of(r)]).describe(address, 1)
 
     @property
     def capturing(self) -> bool:
-        """Whether launches are recorded into a graph now instead of run."""
-        return self._captured is not None
+        """Whether launches of this thread are recorded into a graph now instead of run."""
+        return self._mine.captured is not None
 
     @contextlib.contextmanager
     def capture(self, origin: int = 0) -> Iterator[Graph]:
         """While this lasts, what host functions enqueue is appended to the graph and does not run."""
-        if self._captured is not None:
+        if self._mine.captured is not None:
             raise UsageError("a graph is being captured already")
-        self._captured = Graph(origin)
+        self._mine.captured = Graph(origin)
         try:
-            yield self._captured
+            yield self._mine.captured
         finally:
-            self._captured = None
+            self._mine.captured = None
 
     def record(self, step: Callable[[], None]) -> None:
         """Append work that is no launch to the graph that is captured."""
-        assert self._captured is not None
-        self._captured.steps.append(step)
+        assert self._mine.captured is not None
+        self._mine.captured.steps.append(step)
 
     def launch(self, launch: Launch) -> None:
         """Run one launch, or record it where a graph is captured."""
@@ -142,7 +157,7 @@ class Session:
 
     def replay(self, graph: Graph, stream: int = 0) -> None:
         """Run captured work on a stream, in order, on the memory that it names. Neighbouring launches run together."""
-        with self.streams.replaying(id(graph), graph.origin, stream):
+        with self.turn, self.streams.replaying(id(graph), graph.origin, stream):
             for _, group in itertools.groupby(graph.steps, lambda step: isinstance(step, Launch)):
                 neighbours = list(group)
                 launches = [step for step in neighbours if isinstance(step, Launch)]
@@ -165,20 +180,24 @@ class Session:
 
         For calls that get addresses only: on a GPU torch's allocator keeps freed memory mapped, and scripts lean on it.
         """
-        before, self._held = self._held, []
+        before, self._mine.held = self._mine.held, []
         try:
             yield
         finally:
-            self._held = before
+            self._mine.held = before
 
     def run(self, enqueue: Callable[[Stream], Any], extra: list[HostRange] | None = None) -> Any:
         """Call `enqueue` with a stream, then run what it enqueued. extra: further memory that launches may touch."""
-        if self._captured is not None:
+        if self._mine.captured is not None:
             recorder = LaunchRecorder()
             result = enqueue(recorder)
-            self._captured.steps += recorder.launches
+            self._mine.captured.steps += recorder.launches
             return result
-        stream = self.new_stream([*self.ranges(), *(extra or [])])
+        with self.turn:
+            return self._run(enqueue, extra or [])
+
+    def _run(self, enqueue: Callable[[Stream], Any], extra: list[HostRange]) -> Any:
+        stream = self.new_stream([*self.ranges(), *extra])
         start = time.perf_counter()
         try:
             result = enqueue(stream if self.order is None else _Placed(stream, self.streams))
@@ -202,15 +221,15 @@ class Session:
 
         def gone(_: Any) -> None:
             _, range_ = self._tracked.pop(key, (None, None))
-            users = self._users.pop(key, frozenset())
+            users = frozenset(self._users.pop(key, ()))
             if self.order is not None and range_ is not None:
                 from ..check.streams import Freed
 
                 what = f"a {range_.name} of {range_.size} bytes"
                 self.order.forget(Freed(range_.address, range_.address + range_.size, what, range_.home, users))
 
-        if self._held is not None:
-            self._held.append(owner)
+        if self._mine.held is not None:
+            self._mine.held.append(owner)
         known = self._tracked.get(key)
         if range_.size and (known is None or (known[1].shape is None and range_.shape is not None)):
             range_ = range_ if known is None else replace(range_, home=known[1].home)
@@ -218,7 +237,7 @@ class Session:
 
     def used_on(self, owner: Any, stream: int) -> None:
         """Memory of `owner` is given back only when a stream is done with it, too (Tensor.record_stream)."""
-        self._users[id(owner)] = self._users.get(id(owner), frozenset()) | {stream}
+        self._users.setdefault(id(owner), set()).add(stream)
 
     def tracks(self, owner: Any) -> bool:
         """Whether this is an owner of device memory."""

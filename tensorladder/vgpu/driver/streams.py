@@ -52,6 +52,16 @@ def pieces(address: int, shape: Sequence[int], strides: Sequence[int], size: int
     return [(address + sum(place), size) for place in places]
 
 
+class _OfThread(threading.local):
+    """What each host thread has for itself."""
+
+    current = LEGACY
+    per_thread: int | None = None  # its per-thread default stream
+    moving = 0
+    branches: dict[int, int] | None = None  # while a graph is replayed: its streams -> those of the replay
+    replay: tuple[int, int, Any] = (0, 0, None)  # graph, stream, what came before the replay
+
+
 class Streams:
     """The streams of one session. order: what the checker knows of them, None without one."""
 
@@ -62,17 +72,15 @@ class Streams:
         self._event_handles = itertools.count(1)
         self._events: dict[int, Any] = {}
         self.arriving: dict[int, Any] = {}  # host memory that copies on their way write, by id of its owner
-        self._moving = 0
-        self._local = threading.local()
-        self._branches: dict[int, int] | None = None  # while a graph is replayed: its streams -> those of the replay
-        self._replay: tuple[int, int, Any] = (0, 0, None)  # graph, stream, what came before the replay
+        self._mine = _OfThread()
+        self._first = threading.get_ident()  # its per-thread default stream has the handle for that
 
     # ------------------------------------------------------------ handles
-    def create(self, blocking: bool = True) -> int:
+    def create(self, blocking: bool = True, name: str = "") -> int:
         """A new stream's handle. blocking: it and the legacy default stream wait for each other."""
         handle = next(self._handles)
         if self.order is not None:
-            self.order.create(handle, blocking)
+            self.order.create(handle, blocking, name)
         return handle
 
     def new_event(self) -> int:
@@ -82,11 +90,11 @@ class Streams:
     @property
     def current(self) -> int:
         """The stream of this thread that a library launches on."""
-        return getattr(self._local, "current", LEGACY)
+        return self._mine.current
 
     def use(self, stream: int) -> None:
         """Make a stream this thread's current one."""
-        self._local.current = stream
+        self._mine.current = stream
 
     @contextlib.contextmanager
     def using(self, stream: int) -> Iterator[None]:
@@ -101,13 +109,18 @@ class Streams:
     def at(self, stream: int) -> int:
         """The stream that work is on which the script enqueued, or captured, on `stream`."""
         stream = LEGACY if stream == _LEGACY_TOO else stream
-        if self._branches is None or stream == HOST:
+        if stream == PER_THREAD and threading.get_ident() != self._first:
+            if self._mine.per_thread is None:
+                self._mine.per_thread = self.create(name="a thread's default stream")
+            stream = self._mine.per_thread
+        branches = self._mine.branches
+        if branches is None or stream == HOST:
             return stream
-        if stream not in self._branches:
-            graph, launched_on, before = self._replay
-            branch = self._branches[stream] = hash((graph, stream, launched_on)) | 1 << 62
+        if stream not in branches:
+            graph, launched_on, before = self._mine.replay
+            branch = branches[stream] = hash((graph, stream, launched_on)) | 1 << 62
             self.order.branch(branch, before, f"a branch of a graph on {self.order.name(launched_on)}")
-        return self._branches[stream]
+        return branches[stream]
 
     # ------------------------------------------------------------ order
     def _told(self, step: Callable[[], None]) -> None:
@@ -163,17 +176,18 @@ class Streams:
 
         footprint = footprint_of(reads, writes)
         if footprint:
-            self.order.accessed(self.order.begin(self.at(stream), what), footprint)
+            with self._session.turn:  # launches of other threads on that stream have been, or come afterwards
+                self.order.over(self.at(stream), what, footprint)
 
     # ------------------------------------------------------------ copies to the host that nobody has waited for
     @contextlib.contextmanager
     def moving(self) -> Iterator[None]:
         """While this lasts, the host reads nothing: what is copied is read by the copy."""
-        self._moving += 1
+        self._mine.moving += 1
         try:
             yield
         finally:
-            self._moving -= 1
+            self._mine.moving -= 1
 
     def arrives(self, owner: Any, extent: Extent) -> None:
         """A copy on the current stream, for which the host does not wait, writes host memory of `owner`."""
@@ -192,7 +206,7 @@ class Streams:
 
     def host_reads(self, owner: Any, what: str, extents: Sequence[Extent]) -> None:
         """The host reads memory that may be such a copy's."""
-        if id(owner) in self.arriving and not self._moving and not self._session.capturing:
+        if id(owner) in self.arriving and not self._mine.moving and not self._session.capturing:
             self.accessed(HOST, what, reads=extents)
 
     @contextlib.contextmanager
@@ -202,11 +216,12 @@ class Streams:
         if self.order is None:
             yield
             return
-        self._replay = graph, stream, self.order.record(stream)
-        self._branches = {origin: stream, LEGACY: stream}
+        mine = self._mine
+        mine.replay = graph, stream, self.order.record(stream)
+        branches = mine.branches = {origin: stream, LEGACY: stream}
         try:
             yield
         finally:
-            branches, self._branches = self._branches, None
+            mine.branches = None
             for branch in branches.values():
                 self.order.wait(stream, self.order.record(branch))

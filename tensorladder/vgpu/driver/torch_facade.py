@@ -317,9 +317,16 @@ def torch_facade(session: Session) -> Iterator[None]:
         setattr(owner, name, new)
     overwrite = torch.__future__.get_overwrite_module_params_on_conversion()
     torch.__future__.set_overwrite_module_params_on_conversion(True)  # Module.cuda() then takes the new tensors
-    accesses = contextlib.nullcontext() if session.order is None else Accesses(session)
+
+    @contextlib.contextmanager
+    def modes() -> Iterator[None]:
+        """Torch's modes hold for the thread that enters them."""
+        with mode, contextlib.nullcontext() if session.order is None else Accesses(session):
+            yield
+
+    session.in_threads.append(modes)
     try:
-        with mode, accesses:
+        with modes():
             yield
     finally:
         torch.__future__.set_overwrite_module_params_on_conversion(overwrite)

@@ -8,7 +8,9 @@ ones: a NaN in every float format).
 from __future__ import annotations
 
 import bisect
-from dataclasses import dataclass
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -34,17 +36,44 @@ class Range:
     itemsize: int = 1
 
 
-class Memory:
-    """Allocations that kernels may access."""
+def _united(ranges: Sequence[Range]) -> list[Range]:
+    """Ranges by their start; the same memory under several views is one range over all of them, with the name and shape
+    of the widest, of equals the last."""
+    kept: list[Range] = []
+    rank = -1  # in `ranges`, of what the last one is named after
+    order = sorted(enumerate(ranges), key=lambda numbered: (numbered[1].start, numbered[1].end))
+    for number, new in order:
+        last = kept[-1] if kept else None
+        if last is None or new.start >= last.end:
+            kept.append(new)
+            rank = number
+            continue
+        sizes = [(last.end - last.start, rank), (new.end - new.start, number)]
+        widest = last if sizes[0] > sizes[1] else new
+        rank = max(sizes)[1]
+        kept[-1] = replace(
+            widest, start=last.start, end=max(last.end, new.end), writable=last.writable or new.writable
+        )
+    return kept
 
-    def __init__(self) -> None:
+
+class Memory:
+    """Allocations that kernels may access. Several host threads may allocate and launch at a time: `ranges` is replaced
+    by another list, never changed."""
+
+    def __init__(self, ranges: Sequence[Range] = ()) -> None:
+        self._lock = threading.Lock()
         self._chunks: list[np.ndarray] = []
         self._at = 0
         self._end = 0
-        self.ranges: list[Range] = []
+        self.ranges = _united(ranges)
 
-    def _take(self, size: int) -> int:
-        """Address of `size` fresh bytes at a 256-byte boundary, with a gap after them."""
+    def beside(self, ranges: Sequence[Range]) -> Memory:
+        """What a launch may access: these allocations, as they are now, and some more."""
+        return Memory([*self.ranges, *ranges])
+
+    def _take(self, size: int) -> np.ndarray:
+        """`size` fresh bytes at a 256-byte boundary, with a gap after them."""
         need = size + GAP + ALIGN
         if self._at + need > self._end:
             chunk = np.empty(max(_CHUNK, need + GAP), np.uint8)
@@ -53,7 +82,8 @@ class Memory:
             self._end = chunk.ctypes.data + chunk.nbytes
         start = -(-self._at // ALIGN) * ALIGN
         self._at = start + size + GAP
-        return start
+        at = start - self._chunks[-1].ctypes.data
+        return self._chunks[-1][at : at + size]
 
     def empty(self, name: str, shape: tuple[int, ...] | int, dtype: Any, order: str = "C") -> np.ndarray:
         """A poisoned array of `shape` and `dtype` inside the arena; `order` is "C" or "F"."""
@@ -63,9 +93,10 @@ class Memory:
             raise UsageError(f"{name}: negative extent in shape {shape}")
         count = int(np.prod(shape, dtype=np.int64))
         size = count * dtype.itemsize
-        start = self._take(max(size, 1))
-        raw = self._view(start, max(size, 1))
+        with self._lock:
+            raw = self._take(max(size, 1))
         raw[:] = 0xFF
+        start = raw.ctypes.data
         array = raw[:size].view(dtype).reshape(shape, order=order)
         self._add(Range(start, start + size, name, True, array, array.strides, shape, dtype.itemsize))
         return array
@@ -97,40 +128,21 @@ class Memory:
         self._add(Range(start, end, name, writable, keep, strides, shape, itemsize))
 
     def _add(self, new: Range) -> None:
-        kept = [r for r in self.ranges if r.end <= new.start or r.start >= new.end or r.start == r.end]
-        overlap = [r for r in self.ranges if r not in kept] if len(kept) != len(self.ranges) else []
-        if overlap:  # the same memory under several views: one range over all of them
-            start = min(new.start, *(r.start for r in overlap))
-            end = max(new.end, *(r.end for r in overlap))
-            writable = new.writable or any(r.writable for r in overlap)
-            widest = max([new, *overlap], key=lambda r: r.end - r.start)
-            new = Range(start, end, widest.name, writable, widest.array, widest.strides, widest.shape, widest.itemsize)
-        kept.append(new)
-        kept.sort(key=lambda r: r.start)
-        self.ranges = kept
-
-    def release(self, array: np.ndarray) -> None:
-        """Take an array's range away; its memory stays allocated until the arena goes."""
-        start = array.__array_interface__["data"][0]
-        self.ranges = [r for r in self.ranges if r.start != start]
-
-    def _view(self, start: int, size: int) -> np.ndarray:
-        chunk = self._chunks[-1]
-        at = start - chunk.ctypes.data
-        return chunk[at : at + size]
+        with self._lock:
+            self.ranges = _united([*self.ranges, new])
 
     def table(self) -> np.ndarray:
         """Rows (start, end, flags) sorted by start, for the runtime."""
-        rows = np.zeros((len(self.ranges) + 1, 3), np.int64)
+        rows = np.zeros((len(self.ranges) + 1, 3), np.int64)  # one more: no row has no address
         for n, r in enumerate(self.ranges):
             rows[n] = (r.start, r.end, int(r.writable))
-        return rows[: len(self.ranges)] if self.ranges else rows[:0]
+        return rows[:-1]
 
     def describe(self, address: int, size: int) -> str:
         """Where an address is, in a person's words: the array and index it hits, or what lies nearest."""
-        starts = [r.start for r in self.ranges]
-        k = bisect.bisect_right(starts, address) - 1
-        near = list(self.ranges[max(k, 0) : k + 2])
+        ranges = self.ranges
+        k = bisect.bisect_right([r.start for r in ranges], address) - 1
+        near = ranges[max(k, 0) : k + 2]
         inside = next((r for r in near if r.start <= address < r.end), None)
         if inside is not None:
             return f"{inside.name}{_index(inside, address - inside.start)}"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -19,7 +22,7 @@ from tensorladder.core.errors import MissingExtra, UsageError
 from tensorladder.core.findings import Where
 from tensorladder.core.program import Launch
 from tensorladder.vgpu.machine import layout as L
-from tensorladder.vgpu.machine.arena import Memory
+from tensorladder.vgpu.machine.arena import Memory, Range
 from tensorladder.vgpu.machine.execution import Run, Traced, launch_registers, run_all
 from tensorladder.vgpu.machine.numerics import parse_numerics, refuse_unmeasured
 from tensorladder.vgpu.machine.unit import Unit
@@ -60,43 +63,44 @@ class Stream:
     """Launches in order; they run at `synchronize`, or when what waits for them runs.
 
     Launches of two streams of a device are concurrent unless an event or the host orders them: a device with a checker
-    takes them so.
+    takes them so. Several host threads may use a stream, and the streams of a device, at a time.
     """
 
     def __init__(self, device: Device):
         self.device = device
-        self.pending: list[Launch] = []
-        self._works: list[Any] = []
+        self._pending: list[tuple[Launch, Any]] = []  # launches, and what each is for the checker's order
+        self._adding = threading.Lock()  # of the list above, whose order is the checker's
+        self._running = threading.RLock()  # held while launches run: who waits for the stream waits for those, too
         self.handle = device._new_handle(self) if device.order is not None else 0
 
     def enqueue(self, launch: Launch) -> None:
         """Remember a launch."""
-        self.pending.append(launch)
-        if self.device.order is not None:
-            self._works.append(self.device.begin(launch, self.handle, later=True))
+        known = self.device.order is not None
+        with self._adding:
+            self._pending.append((launch, self.device.begin(launch, self.handle) if known else None))
 
     def synchronize(self) -> None:
         """Run what was enqueued. Raises KernelError or Unsupported for the first launch that fails."""
         order = self.device.order
-        if order is not None and all(order.alone(work) for work in self._works):
-            for work in self._works:
-                order.drop(work)
-            self._works = []
         try:
-            self.flush()
+            self.flush(awaited=True)
         finally:
             if order is not None:
                 order.synchronize(order.record(self.handle))
 
-    def flush(self) -> None:
-        """Run what was enqueued; the host does not wait for it."""
-        pending, self.pending = self.pending, []
-        works, self._works = self._works, []
-        try:
-            self.device.run_stream(pending, works)
-        finally:
-            for work in works:
-                self.device.order.drop(work)
+    def flush(self, awaited: bool = False) -> None:
+        """Run what was enqueued; the host does not wait for it, unless it is `awaited`."""
+        with self._running:
+            with self._adding:
+                pending, self._pending = self._pending, []
+            order, works = self.device.order, [work for _, work in pending if work is not None]
+            # no other host thread can launch beside them
+            alone = awaited and threading.active_count() == 1 and all(order.alone(work) for work in works)
+            try:
+                self.device.run_stream([launch for launch, _ in pending], [] if alone else works)
+            finally:
+                for work in works:
+                    order.drop(work)
 
     def record(self) -> Event:
         """An event after all that was enqueued so far."""
@@ -196,12 +200,15 @@ class Device:
         self.output: Callable[[str], None] = lambda text: print(text, end="")
         self.seconds = 0.0  # of launches so far
         self.events: list = []  # of the checked variant
+        self.launch_numbers = itertools.count(1)
         self.traced = False  # launches record their timelines (timed policy), in `trace`
         self.trace: list[Traced] = []
         self.cycles = 0
         self.instructions = 0  # run so far, in lanes of full warps (32 a warp instruction)
         self._variables: dict[str, dict] = {}
-        self._launches = 0
+        self._lock = threading.RLock()  # of the sums and variables, which host threads that launch at a time share
+        # breakpoints know the launches of one call
+        self._turn: AbstractContextManager = contextlib.nullcontext() if breakpoints is None else threading.RLock()
 
     def stream(self) -> Stream:
         """A new stream."""
@@ -209,19 +216,19 @@ class Device:
 
     def _new_handle(self, stream: Stream) -> int:
         """A handle for a stream, given back when that goes."""
-        if self._free_handles:
+        try:
             handle = self._free_handles.pop()
-        else:
+        except IndexError:
             handle = next(_HANDLES)
             self.order.create(handle, blocking=False)
         weakref.finalize(stream, self._free_handles.append, handle)
         return handle
 
-    def begin(self, launch: Launch, stream: int, later: bool = False) -> Any:
-        """A launch as an operation of a stream, for the checker."""
+    def begin(self, launch: Launch, stream: int) -> Any:
+        """A launch as an operation of a stream, for the checker. `run_stream` or `order.drop` ends it."""
         from tensorladder.vgpu.debug.text import short
 
-        return self.order.begin(stream, f"kernel {short(launch.kernel)}", partial(self._where, launch), later)
+        return self.order.begin(stream, f"kernel {short(launch.kernel)}", partial(self._where, launch), later=True)
 
     def _where(self, launch: Launch, site: int) -> Where:
         """The place in a kernel of an instruction, by number."""
@@ -237,16 +244,21 @@ class Device:
         stream.enqueue(launch)
         stream.synchronize()
 
-    def run_stream(self, launches: Sequence[Launch], works: Sequence[Any] = ()) -> None:
+    def run_stream(
+        self, launches: Sequence[Launch], works: Sequence[Any] = (), ranges: Sequence[Range] = ()
+    ) -> None:
         """Run launches of one stream in order. works: what each is for the checker's `order`, where its accesses are to
-        be compared with other streams'.
+        be compared with other streams'. ranges: memory that they may access besides the device's.
 
         One with the attribute "programmatic_stream_serialization" may start when all CTAs of the launch before it have
         executed griddepcontrol.launch_dependents or exited (PTX ISA, "griddepcontrol"); under the eager policy all of
         them start when the launch before is complete.
         """
+        with self._turn:
+            self._run_stream(launches, iter(works), ranges)
+
+    def _run_stream(self, launches: Sequence[Launch], works: Iterator[Any], ranges: Sequence[Range]) -> None:
         waiting = list(launches)
-        known = iter(works)
         if self.breakpoints is not None:
             self.breakpoints.found_in([self._compile(launch)[1] for launch in waiting])
         while waiting:
@@ -255,11 +267,18 @@ class Device:
             while waiting and chain[-1][1].low.triggers and _follows(waiting[0], chain[-1][0]):
                 chain.append(self._compile(waiting.pop(0)))
             start = time.perf_counter()
-            runs = [Run(self, launch, compiled, len(chain) > 1) for launch, compiled in chain]
+            runs = [Run(self, launch, compiled, len(chain) > 1, ranges) for launch, compiled in chain]
             for run in runs:
-                run.work = next(known, None)
+                run.work = next(works, None)
             run_all(self, runs)
-            self.seconds += time.perf_counter() - start
+            with self._lock:
+                self.seconds += time.perf_counter() - start
+
+    def count(self, instructions: int, cycles: int) -> None:
+        """Launches have run."""
+        with self._lock:
+            self.instructions += instructions
+            self.cycles += cycles
 
     def _compile(self, launch: Launch):
         """(launch with the cluster that it gets, compiled kernel); raises where the driver would refuse the launch."""
@@ -303,12 +322,13 @@ class Device:
 
     def variables(self, launch: Launch, compiled) -> list[int]:
         """Host addresses of the module's variables, in the order the kernel numbers them; allocated on first use."""
-        table = self._variables.setdefault(launch.module.ptx, {})
-        for name in compiled.low.symbols:
-            if name not in table:
-                self._load_variable(name, compiled, table)
-        for name in compiled.low.symbols:
-            self._relocate(name, compiled, table)
+        with self._lock:
+            table = self._variables.setdefault(launch.module.ptx, {})
+            for name in compiled.low.symbols:
+                if name not in table:
+                    self._load_variable(name, compiled, table)
+            for name in compiled.low.symbols:
+                self._relocate(name, compiled, table)
         return [table[n].ctypes.data for n in compiled.low.symbols]
 
     def _load_variable(self, name: str, compiled, table: dict) -> None:

@@ -17,6 +17,7 @@ from tensorladder.core.errors import KernelError
 from tensorladder.core.program import Launch
 from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.machine import messages
+from tensorladder.vgpu.machine.arena import Range
 from tensorladder.vgpu.machine.latency import timing
 from tensorladder.vgpu.machine.trace import TRACE_WORDS
 from tensorladder.vgpu.machine.unit import Group, Unit, Words
@@ -66,16 +67,22 @@ def pool_registers(launch: Launch, directives: dict[str, tuple[int, ...]]) -> in
 
 
 class Run:
-    """One launch while it runs. together: it overlaps with others, so one scheduler runs all of its CTAs."""
+    """One launch while it runs.
 
-    def __init__(self, device: Device, launch: Launch, compiled, together: bool = False):
+    together: it overlaps with others, so one scheduler runs all of its CTAs. ranges: memory that it may access besides
+    the device's.
+    """
+
+    def __init__(
+        self, device: Device, launch: Launch, compiled, together: bool = False, ranges: Sequence[Range] = ()
+    ):
         self.device, self.launch, self.compiled = device, launch, compiled
         self.ordered = together or compiled.low.ordered
         self.units: list[Unit] = []
         self.before: Run | None = None
         self.work: Any = None  # what it is among its device's streams (check.streams)
         self.keep: list = []
-        device._launches += 1
+        number = next(device.launch_numbers)
         self.words = w = Words(L.L_BYTES)
         low = compiled.low
         for k in range(3):
@@ -89,10 +96,10 @@ class Run:
         self.keep.append(raw)
         w[L.L_PARAMS] = self.params.ctypes.data
         symbols = np.array([*device.variables(launch, compiled), 0], np.int64)
-        device.memory.add_range(
-            self.params.ctypes.data, self.params.ctypes.data + max(len(launch.params), 1), "kernel parameters", False
-        )
-        self.table = table = device.memory.table()
+        at = self.params.ctypes.data
+        params = Range(at, at + max(len(launch.params), 1), "kernel parameters", False)
+        self.memory = device.memory.beside([*ranges, params])
+        self.table = table = self.memory.table()
         self.keep.append(symbols)
         w[L.L_SYMBOLS] = symbols.ctypes.data
         w[L.L_RANGES] = table.ctypes.data
@@ -103,7 +110,7 @@ class Run:
         w[L.L_NSMID] = device.sm_count
         w[L.L_POLICY] = device.policy
         w[L.L_SEED] = device.seed
-        w[L.L_GRIDID] = device._launches
+        w[L.L_GRIDID] = number
         times = timing(device.arch)
         w[L.L_CLOCK_KHZ] = times.clock_khz
         w[L.L_TIME0] = device.cycles * 1_000_000 // times.clock_khz + 1_000_000_000
@@ -187,14 +194,12 @@ class Run:
         before.words[L.L_FOLLOWED] = 1
 
     def finish(self) -> None:
-        """Give back what the launch holds and print what it printed."""
-        d = self.device
-        d.memory.ranges = [r for r in d.memory.ranges if r.start != self.params.ctypes.data]
+        """Print what the launch printed."""
         used = self.words[L.L_PRINT_USED]
         if used:
             from tensorladder.vgpu.machine.printf import render
 
-            d.output(render(self.prints[:used]))
+            self.device.output(render(self.prints[:used]))
 
 
 def run_all(device: Device, runs: Sequence[Run]) -> None:
@@ -228,8 +233,10 @@ def run_all(device: Device, runs: Sequence[Run]) -> None:
             ]
         for run in runs:
             run.finish()
-    device.instructions += L.LANES * sum(u.words[L.U_INSTRS] for run in runs for u in run.units)
-    device.cycles += max(u.words[L.U_CLOCK] for run in runs for u in run.units)
+    device.count(
+        L.LANES * sum(u.words[L.U_INSTRS] for run in runs for u in run.units),
+        max(u.words[L.U_CLOCK] for run in runs for u in run.units),
+    )
     if device.checked and device.checker is None:
         device.events += [run.events[: min(run.words[L.L_HOOKS_USED], len(run.events))] for run in runs]
 
@@ -251,21 +258,21 @@ def _raise_failure(device: Device, runs: Sequence[Run], timed_out: bool) -> None
             device.breakpoints.hang(runs)
     for run in runs:
         if run.words[L.L_ERROR]:
-            raise messages.error(run.compiled, run.words, device.memory, run.units, _others(device, runs, run))
+            raise messages.error(run.compiled, run.words, run.memory, run.units, _others(runs, run))
     if timed_out:
         running = [run for run in runs if not run.words[L.L_COMPLETE]] or runs
         who = running[0]
         raise KernelError(
             f"kernel {who.low.name} stopped after the time-out of {device.timeout:g} s: "
-            + messages.hang(who.compiled, who.units, device.memory)
-            + _others(device, running, who)
+            + messages.hang(who.compiled, who.units, who.memory)
+            + _others(running, who)
         )
 
 
-def _others(device: Device, runs: Sequence[Run], one: Run) -> str:
+def _others(runs: Sequence[Run], one: Run) -> str:
     """What the launches beside one wait for."""
     beside = [r for r in runs if r is not one and r.units and not r.words[L.L_COMPLETE]]
-    return "".join(f"; kernel {r.low.name}: {messages.hang(r.compiled, r.units, device.memory)}" for r in beside)
+    return "".join(f"; kernel {r.low.name}: {messages.hang(r.compiled, r.units, r.memory)}" for r in beside)
 
 
 def _work(jobs: Sequence[Callable[[], object]], runs: Sequence[Run], timeout: float | None) -> bool:
