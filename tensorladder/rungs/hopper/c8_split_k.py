@@ -203,7 +203,7 @@ class SplitKGemm:
         tCcC = tiled_mma.get_slice(tidx).partition_C(cute.make_identity_tensor((bN, bM)))  # (row of B, row of A)
 
         # The barriers of the ring, as in the parents; `empty` counts the consumer warps of all that share A. Then those
-        # of the sums: both count the consumer warps of all parts of K.
+        # of the sums: one counts the bytes that come, the other the consumer warps of the other parts of K.
         pipeline = PipelineTmaAsync.create(
             num_stages=self.stages,
             producer_group=CooperativeGroup(Agent.Thread),
@@ -217,7 +217,7 @@ class SplitKGemm:
         producer, consumer = pipeline.make_participants()
         if tidx == 0:
             cute.arch.mbarrier_init(full, 1)
-            cute.arch.mbarrier_init(empty, self.split * self.consumer_warps)
+            cute.arch.mbarrier_init(empty, max(self.split - 1, 1) * self.consumer_warps)
         # Barriers are ready for this CTA after the one, for its peers after the other, which nobody waits for yet.
         cute.arch.mbarrier_init_fence()
         cute.arch.sync_threads()
@@ -282,11 +282,12 @@ class SplitKGemm:
                 released.release()
                 m, n, batch = self.tile_coord(tile, tiles, place)
                 for number in cutlass.range_constexpr(self.passes):
-                    # Buffers are free: the warps here have read theirs, with K split those of all parts have.
+                    # Buffers are free: the warps here have read theirs, and with K split the other parts what this CTA
+                    # sent them.
+                    if number > 0 or tile != cluster:
+                        together.arrive_and_wait()
                     if cutlass.const_expr(self.split > 1):
                         cute.arch.mbarrier_wait(empty, phase ^ 1)
-                    elif number > 0 or tile != cluster:
-                        together.arrive_and_wait()
                     reduction.keep(sums, tCrC, tCcC, number, self.cols)
                     if cutlass.const_expr(self.split > 1):
                         cute.arch.fence_proxy("async.shared", space="cta")
@@ -297,16 +298,22 @@ class SplitKGemm:
                             used = cutlass.min(mC.shape[0] - m * bM - number * self.cols, self.cols)
                             reduction.send(sums, full, used, part, peer, lane)
                         wait_cluster(full, phase)
+                        # What came last is never overwritten: the peers may exit while it is added up.
+                        more = number + 1 < self.passes or tile + clusters < num_tiles
+                        if not more:
+                            reduction.pass_on(empty, part, peer, lane, self.split)
                     kept = cutlass.min(self.own_cols, self.cols - part * self.own_cols)
                     reduction.finish(
                         sums[None, None, part], others, self.products, kept, at, mC, extras, alpha, beta,
                         self.activation, tidx, self.consumers,
                     )
                     if cutlass.const_expr(self.split > 1):
-                        # Not after the last: a peer that gets nothing more may have exited.
-                        if number + 1 < self.passes or tile + clusters < num_tiles:
-                            reduction.pass_on(empty, peer, lane, self.split)
+                        if more:
+                            reduction.pass_on(empty, part, peer, lane, self.split)
                     phase ^= 1
+            # Shared memory belongs to the CTA only until it exits: wait until the peers have what they copy from it.
+            if cutlass.const_expr(self.split > 1):
+                cute.arch.mbarrier_wait(empty, phase ^ 1)
 
     @cute.jit
     def load(

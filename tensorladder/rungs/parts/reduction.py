@@ -72,11 +72,16 @@ def send(
 
 
 @cute.jit
-def pass_on(empty: cute.Pointer, first: cutlass.Int32, lane: cutlass.Int32, parts: cutlass.Constexpr):
-    """Tell all parts' CTAs, a lane each, that this warp is through with what they sent: they may send again."""
+def pass_on(
+    empty: cute.Pointer, part: cutlass.Int32, first: cutlass.Int32, lane: cutlass.Int32, parts: cutlass.Constexpr
+):
+    """Tell the other parts' CTAs, a lane each, that this warp has, or is through with, what they sent.
+
+    part, first: as in `send`. empty: the barrier of an arrival of each warp of the other parts, at the same place in all.
+    """
     cute.arch.sync_warp()
-    if lane < parts:
-        cute.arch.mbarrier_arrive(empty, first + lane)
+    if lane < parts - 1:
+        cute.arch.mbarrier_arrive(empty, first + (part + 1 + lane) % parts)
 
 
 @cute.jit
