@@ -67,12 +67,21 @@ CASES = [
     (Form("fp16", "fp16", activation="relu", gated=True), (70, 136, 72, 1), small(128, 32, (1, 2), swap=True)),
 ]
 
+# Rows of C end amid 16 bytes and begin at multiples of them.
+PADDED = [
+    (Form("bf16", "bf16", "bf16", c_tma=False), (70, 131, 72, 2), small(64, 64)),
+    (Form("fp16", "fp32", c_tma=False), (130, 41, 72, 2), small(64, 32, (2, 1))),
+    (Form("fp16", "fp16", c_tma=False), (131, 70, 72, 2), small(64, 64, swap=True)),
+]
+
 
 class Bench:
     """One launch: arrays with poison around and in C, the float64 reference and its error bound."""
 
-    def __init__(self, form, shape, policy, factors=(0.5, -1.5)):
+    def __init__(self, form, shape, policy, factors=(0.5, -1.5), padded=False):
         self.form, (self.m, self.n, self.k, self.l) = form, shape
+        # Of rows of C and R: in a longer pitch, not at an aligned address where that is allowed.
+        self.around = (0, 16) if form.c_tma else (0, 16 - self.n % 16) if padded else (1, 2)
         self.device = Device(arch="sm_90a", policy=policy)
         self.factors = self.fill("S", (2,), "fp32", factors)
         self.a, self.b = self.matrix("A", self.m, form.a_major), self.matrix("B", self.n, form.b_major)
@@ -96,8 +105,8 @@ class Bench:
         return self.fill(name, (self.l, self.k, lines), self.form.dtype).transpose(2, 1, 0)
 
     def rows(self, name, dtype):
-        """(M, N, L) in a longer pitch, not at an aligned address where that is allowed."""
-        ahead, behind = (0, 16) if self.form.c_tma else (1, 2)
+        """(M, N, L)."""
+        ahead, behind = self.around
         array = self.fill(name, (self.l, self.m, ahead + self.n + behind), dtype)
         setattr(self, f"around_{name}", array)
         return array[..., ahead : ahead + self.n].transpose(1, 2, 0)
@@ -109,7 +118,7 @@ class Bench:
         program(stream, self.a, self.b, self.u, self.c, self.r, self.bias, self.factors, self.p, self.q)
         stream.synchronize()
         ours = np.zeros(self.around_C.shape, bool)
-        ours[..., (0 if self.form.c_tma else 1) :][..., : self.n] = True
+        ours[..., self.around[0] :][..., : self.n] = True
         np.testing.assert_array_equal(self.around_C.astype(np.float64)[~ours], around[~ours])
         return self.c.astype(np.float64)
 
@@ -153,6 +162,13 @@ def test_forms(form, shape, config):
         exact, _ = bench.expected()
         tolerance = {"fp16": 1e-3, "bf16": 8e-3, "fp32": 2e-5}[form.out] + (DTYPES[form.dtype].bits == 8) * 1e-3
         assert np.linalg.norm(got - exact) <= tolerance * np.linalg.norm(exact)
+
+
+@pytest.mark.parametrize(("form", "shape", "config"), PADDED, ids=[f"{form.out}-{shape}" for form, shape, _ in PADDED])
+def test_rows_that_end_amid_16_bytes_leave_their_padding_alone(form, shape, config):
+    for policy in POLICIES:
+        bench = Bench(form, shape, policy, padded=True)
+        assert close(bench.run(config), bench).all()
 
 
 def test_a_residual_times_zero_is_not_read():

@@ -11,7 +11,7 @@ Adds:
       of 64 columns where they divide the tile, else of 32, which have a narrower swizzle.
     - What an epilogue reads it reads early: a tile's residual is sent for to L2 when the tile begins, and the operands
       of a chunk of C go to registers while the chunk before is finished. Only a launch's last tiles show an epilogue.
-    - Rows of C that TMA cannot store (an odd N) leave shared memory by plain stores of words.
+    - Rows of C that TMA cannot store (an odd pitch, or the end of an odd N) leave shared memory by plain stores.
     - A and B can change places (`swap`): the kernel computes C^T = B A^T, and stmatrix turns C's tiles round on their
       way to shared memory. So tiles come in steps of 32 rows, too: 777 x 6400 x 1600 is 1.9 waves of 160 x 128.
     - Both warpgroups can also share a tile, as in c4: tiles of 256 x 128 read less of A and B for each multiplication,
@@ -150,13 +150,11 @@ class FusedGemm:
         box_B = (cute.select(sB_part, mode=[0, 1]), (part, bK), share_B)
         tma_A, mA = cpasync.make_tiled_tma_atom(load_A, mA, *box_A)
         tma_B, mB = cpasync.make_tiled_tma_atom(load_B, mB, *box_B)
-        tma_U = tma_C = None
+        tma_U = None
         if cutlass.const_expr(mU is not None):
             load_U, box_U = (load_A, box_A) if self.swap else (load_B, box_B)
             tma_U, mU = cpasync.make_tiled_tma_atom(load_U, mU, *box_U)
-        if cutlass.const_expr(store.tma):
-            box_C, store_C = cute.select(sC_layout, mode=[0, 1]), cpasync.CopyBulkTensorTileS2GOp()
-            tma_C, mC = cpasync.make_tiled_tma_atom(store_C, mC, box_C, store.chunk)
+        tma_C, mD = store.atom(mC, cute.select(sC_layout, mode=[0, 1]))
 
         # A warpgroup does 64 rows and all of its columns at a time; both operands lie in shared memory.
         op = mma_op(element_type, bN // self.halves[1], self.a_major, self.b_major)
@@ -173,8 +171,8 @@ class FusedGemm:
         # Tiles of clusters: a CTA whose own lies outside of C reads zeros and stores nothing.
         tiles = cute.ceil_div(mC.shape, (rows * self.cluster[0], part * self.cluster[1], 1))
         self.kernel(
-            tma_A, mA, tma_B, mB, tma_U, mU, tma_C, mC, mR, mV, mS, mP, mQ, sA_layout, sB_layout, sC_layout, tiled_mma,
-            tiles,
+            tma_A, mA, tma_B, mB, tma_U, mU, tma_C, mD, mC, mR, mV, mS, mP, mQ, sA_layout, sB_layout, sC_layout,
+            tiled_mma, tiles,
         ).launch(
             grid=(cutlass.min(cute.size(tiles), self.max_clusters) * self.ctas, 1, 1),
             block=(self.threads, 1, 1),
@@ -187,7 +185,7 @@ class FusedGemm:
     @cute.kernel
     def kernel(
         self, tma_A: cute.CopyAtom, mA: cute.Tensor, tma_B: cute.CopyAtom, mB: cute.Tensor,
-        tma_U: cute.CopyAtom | None, mU: cute.Tensor | None, tma_C: cute.CopyAtom | None, mC: cute.Tensor,
+        tma_U: cute.CopyAtom | None, mU: cute.Tensor | None, tma_C: cute.CopyAtom, mD: cute.Tensor, mC: cute.Tensor,
         mR: cute.Tensor | None, mV: cute.Tensor | None, mS: cute.Tensor, mP: cute.Tensor | None,
         mQ: cute.Tensor | None, sA_layout: cute.ComposedLayout, sB_layout: cute.ComposedLayout,
         sC_layout: cute.ComposedLayout, tiled_mma: cute.TiledMma, tiles: cute.Shape,
@@ -315,7 +313,7 @@ class FusedGemm:
                 # The accumulator is complete, and the tile's last stage read.
                 warpgroup.wait_group(0)
                 released.release()
-                self.store(tma_C, mC, sC, tCrC, ahead, *operands, alpha, beta, *place)
+                self.store(tma_C, mD, mC, sC, tCrC, ahead, *operands, alpha, beta, *place)
             # Shared memory belongs to the CTA only until it exits: wait until TMA has read it.
             if warp % WARPS == 0:
                 cute.arch.cp_async_bulk_wait_group(0, read=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
+from cutlass.cute.nvgpu import cpasync
 from cutlass.pipeline import NamedBarrier
 
 from tensorladder.rungs.parts import epilogue, limits
@@ -13,12 +14,29 @@ from tensorladder.rungs.parts.wgmma import SWIZZLE_BITS, SWIZZLES, mma_op, tma_p
 
 WARPGROUP = 128  # threads
 LANES = 32
+ALIGN = 16  # bytes, of addresses and pitches that TMA takes
 
 
 def transposed(matrix: cute.Tensor) -> cute.Tensor:
     """The same memory with the first two modes the other way round."""
     modes = [1, 0, *range(2, cute.rank(matrix))]
     return cute.make_tensor(matrix.iterator, cute.select(matrix.layout, mode=modes))
+
+
+def as_aligned(matrix: cute.Tensor) -> cute.Tensor:
+    """The same matrices, said to lie as TMA wants them: base and pitches in multiples of 16 bytes."""
+    step = ALIGN * 8 // matrix.element_type.width
+    strides = tuple(x if isinstance(x, int) else cute.assume(x, divby=step) for x in matrix.stride)
+    return cute.make_tensor(matrix.iterator.align(ALIGN), cute.make_layout(matrix.shape, stride=strides))
+
+
+def lies_aligned(matrix: cute.Tensor) -> cutlass.Boolean:
+    """Whether matrices (M, N, L) lie so."""
+    last, size = matrix.iterator.toint(), matrix.element_type.width // 8
+    for stride in matrix.stride:
+        if not isinstance(stride, int):  # the columns', or with one matrix alone what is 0
+            last = last | cutlass.Int64(stride) * size
+    return last & (ALIGN - 1) == 0
 
 
 class TileStore:
@@ -93,19 +111,28 @@ class TileStore:
         )
 
     @cute.jit
+    def atom(self, mC: cute.Tensor, box: cute.Layout):
+        """TMA's store of a chunk, and C's coordinates for it. box: of a buffer, (rows, columns)."""
+        mC = mC if cutlass.const_expr(self.tma) else as_aligned(mC)
+        return cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileS2GOp(), mC, box, self.chunk)
+
+    @cute.jit
     def __call__(
-        self, tma_C: cute.CopyAtom | None, mC: cute.Tensor, sC: cute.Tensor, tCrC: cute.Tensor, ahead: tuple | None,
-        mR: cute.Tensor | None, mV: cute.Tensor | None, mP: cute.Tensor | None, mQ: cute.Tensor | None,
-        alpha: cutlass.Float32, beta: cutlass.Float32, coord: cute.Coord, thread: cutlass.Int32, group: cutlass.Int32,
+        self, tma_C: cute.CopyAtom, mD: cute.Tensor, mC: cute.Tensor, sC: cute.Tensor, tCrC: cute.Tensor,
+        ahead: tuple | None, mR: cute.Tensor | None, mV: cute.Tensor | None, mP: cute.Tensor | None,
+        mQ: cute.Tensor | None, alpha: cutlass.Float32, beta: cutlass.Float32, coord: cute.Coord,
+        thread: cutlass.Int32, group: cutlass.Int32,
     ):
         """The tile at `coord` (m, n, l): registers, finished -> smem -> gmem. thread: in the warpgroup.
 
-        ahead: what `fetch` gave for chunk 0, if `early`; the next chunk's is on its way while one is finished, then.
+        mD: C's coordinates for TMA, which stores all chunks, or without `Form.c_tma` those that lie whole inside a C
+        that is aligned; others leave by plain stores. ahead: what `fetch` gave for chunk 0, if `early`; the next
+        chunk's is on its way while one is finished, then.
         """
         l, limit, warp = coord[2], mC.shape[:2], cute.arch.make_warp_uniform(thread // LANES)
         together = NamedBarrier(barrier_id=1 + group, num_threads=WARPGROUP)
-        if cutlass.const_expr(self.tma):
-            tCsC, tCgC = tma_partition(tma_C, sC, cute.local_tile(mC, self.chunk, (None, None, None)), 0, 1)
+        tCsC, tCgC = tma_partition(tma_C, sC, cute.local_tile(mD, self.chunk, (None, None, None)), 0, 1)
+        aligned = cutlass.Boolean(True) if cutlass.const_expr(self.tma) else lies_aligned(mC)
         if cutlass.const_expr(self.dtype.width == 16):
             atom_r2s = cute.make_copy_atom(cute.nvgpu.warp.StMatrix8x8x16bOp(self.swapped, 4), self.dtype)
         else:
@@ -143,22 +170,26 @@ class TileStore:
             cute.copy(atom_r2s, thr_r2s.retile(tCrD), thr_r2s.partition_D(sC[None, None, buffer]))
 
             # Each writer's fence, then the barrier, then the store: the other way round TMA could read stale bytes.
-            if cutlass.const_expr(self.tma):
-                cute.arch.fence_proxy("async.shared", space="cta")
+            cute.arch.fence_proxy("async.shared", space="cta")
             together.arrive_and_wait()
             chunk_m, chunk_n = self.place(number, coord, group)
-            if cutlass.const_expr(self.tma):
-                if warp == 0:
-                    # Chunks outside of C are left out: a mode of one chunk would take any number for its first.
-                    if chunk_m < cute.size(tCgC, mode=[1]) and chunk_n < cute.size(tCgC, mode=[2]):
-                        cute.copy(tma_C, tCsC[None, buffer], tCgC[None, chunk_m, chunk_n, l])
-                    cute.arch.cp_async_bulk_commit_group()
-            else:
-                first = chunk_m * self.chunk[0], chunk_n * self.chunk[1]
-                words, target = self.words(sC[None, None, buffer]), mC[None, None, l]
-                if cutlass.const_expr(self.swapped):
-                    words, target, first = transposed(words), transposed(target), first[::-1]
-                epilogue.store_plain(words, target, first, thread, WARPGROUP)
+            first = chunk_m * self.chunk[0], chunk_n * self.chunk[1]
+            # Chunks outside of C are left out: a mode of one chunk would take any number for its first.
+            by_tma = first[0] < limit[0] and first[1] < limit[1]
+            if cutlass.const_expr(not self.tma):
+                # Rows past the end are cut off; of one that ends amid 16 bytes TMA would write these whole.
+                along = 0 if self.swapped else 1
+                by_tma = aligned and by_tma and first[along] + self.chunk[along] <= limit[along]
+            if warp == 0:
+                if by_tma:
+                    cute.copy(tma_C, tCsC[None, buffer], tCgC[None, chunk_m, chunk_n, l])
+                cute.arch.cp_async_bulk_commit_group()
+            if cutlass.const_expr(not self.tma):
+                if not by_tma:
+                    words, target = self.words(sC[None, None, buffer]), mC[None, None, l]
+                    if cutlass.const_expr(self.swapped):
+                        words, target, first = transposed(words), transposed(target), first[::-1]
+                    epilogue.store_plain(words, target, first, thread, WARPGROUP)
 
     def words(self, chunk: cute.Tensor) -> cute.Tensor:
         """A chunk in shared memory as words of 32 bits, under the same swizzle, which a recast alone drops."""
