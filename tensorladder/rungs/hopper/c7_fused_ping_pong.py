@@ -7,8 +7,9 @@ Adds:
     - A third mode of every tensor and tensor map numbers independent products; the tiles of one follow another's.
     - Gated: half of a tile's rows of B come from B, half from U. The gate and the other factor of a column of C are
       accumulators of one thread then, and nothing is exchanged. C's tile is half as wide.
-    - A tile is a multiple of 32 columns wide, so that tiles can be found that fill the last wave: C goes out in chunks
-      of 64 columns where they divide the tile, else of 32, which have a narrower swizzle.
+    - A tile is a multiple of 8 columns wide, as WGMMA has them, so that tiles can be found that fill the last wave. C
+      goes out in chunks of 64 columns or of 32, which have a narrower swizzle. Where these do not divide the tile its
+      last chunk reaches past it, and TMA cuts it off: there a tile's columns are a mode of C's tensor map.
     - What an epilogue reads it reads early: a tile's residual is sent for to L2 when the tile begins, and the operands
       of a chunk of C go to registers while the chunk before is finished. Only a launch's last tiles show an epilogue.
     - Rows of C that TMA cannot store (an odd pitch, or the end of an odd N) leave shared memory by plain stores.
@@ -154,7 +155,7 @@ class FusedGemm:
         if cutlass.const_expr(mU is not None):
             load_U, box_U = (load_A, box_A) if self.swap else (load_B, box_B)
             tma_U, mU = cpasync.make_tiled_tma_atom(load_U, mU, *box_U)
-        tma_C, mD = store.atom(mC, cute.select(sC_layout, mode=[0, 1]))
+        atoms = store.atoms(mC, cute.select(sC_layout, mode=[0, 1]))
 
         # A warpgroup does 64 rows and all of its columns at a time; both operands lie in shared memory.
         op = mma_op(element_type, bN // self.halves[1], self.a_major, self.b_major)
@@ -171,7 +172,7 @@ class FusedGemm:
         # Tiles of clusters: a CTA whose own lies outside of C reads zeros and stores nothing.
         tiles = cute.ceil_div(mC.shape, (rows * self.cluster[0], part * self.cluster[1], 1))
         self.kernel(
-            tma_A, mA, tma_B, mB, tma_U, mU, tma_C, mD, mC, mR, mV, mS, mP, mQ, sA_layout, sB_layout, sC_layout,
+            tma_A, mA, tma_B, mB, tma_U, mU, atoms, mC, mR, mV, mS, mP, mQ, sA_layout, sB_layout, sC_layout,
             tiled_mma, tiles,
         ).launch(
             grid=(cutlass.min(cute.size(tiles), self.max_clusters) * self.ctas, 1, 1),
@@ -185,7 +186,7 @@ class FusedGemm:
     @cute.kernel
     def kernel(
         self, tma_A: cute.CopyAtom, mA: cute.Tensor, tma_B: cute.CopyAtom, mB: cute.Tensor,
-        tma_U: cute.CopyAtom | None, mU: cute.Tensor | None, tma_C: cute.CopyAtom, mD: cute.Tensor, mC: cute.Tensor,
+        tma_U: cute.CopyAtom | None, mU: cute.Tensor | None, atoms: tuple, mC: cute.Tensor,
         mR: cute.Tensor | None, mV: cute.Tensor | None, mS: cute.Tensor, mP: cute.Tensor | None,
         mQ: cute.Tensor | None, sA_layout: cute.ComposedLayout, sB_layout: cute.ComposedLayout,
         sC_layout: cute.ComposedLayout, tiled_mma: cute.TiledMma, tiles: cute.Shape,
@@ -313,7 +314,7 @@ class FusedGemm:
                 # The accumulator is complete, and the tile's last stage read.
                 warpgroup.wait_group(0)
                 released.release()
-                self.store(tma_C, mD, mC, sC, tCrC, ahead, *operands, alpha, beta, *place)
+                self.store(atoms, mC, sC, tCrC, ahead, *operands, alpha, beta, *place)
             # Shared memory belongs to the CTA only until it exits: wait until TMA has read it.
             if warp % WARPS == 0:
                 cute.arch.cp_async_bulk_wait_group(0, read=True)

@@ -37,7 +37,7 @@ def check_tile(rung: Rung, form: Form, tile: tuple[int, int, int], halves: tuple
     rung.require(bM % (64 * halves[0]) == 0, f"tile={tile}: M must be a multiple of {64 * halves[0]}")
     rung.require(bK % 64 == 0, f"tile={tile}: K must be a multiple of 64 (128 bytes)")
     rung.require(max(tile) <= 256, f"tile={tile}: a TMA box and WGMMA have at most 256 rows")
-    step, why = (64, "B's N is contiguous") if form.b_major == "mn" else (32, "C goes out so many columns at a time")
+    step, why = (64, "B's N is contiguous") if form.b_major == "mn" else (8, "as WGMMA's")
     if halves[1] > 1:
         step, why = halves[1] * step, f"two warpgroups have half of it each, {why}"
         rung.require(not form.gated, "split=n: a gated product's tile is cut along M alone")
@@ -95,8 +95,9 @@ def check_smem(rung: Rung, arch: str, form: Form, config: Any, groups: int, colu
 
 
 def chunk_bytes(form: Form, columns: int) -> int:
-    """Of a row of C that is stored at a time, of a tile's `columns`: 128, or 64 where 128 do not divide the tile's."""
-    return 128 if columns * dtype_named(form.out).bits // 8 % 128 == 0 else 64
+    """Of a row of C that is stored at a time, of a tile's `columns`: 128, or 64 where that alone divides them."""
+    row = columns * dtype_named(form.out).bits // 8
+    return 64 if row % 128 == 64 else 128
 
 
 def clusters_at_once(places: int, ctas: int) -> int:

@@ -77,7 +77,7 @@ def pass_on(
 ):
     """Tell the other parts' CTAs, a lane each, that this warp has, or is through with, what they sent.
 
-    part, first: as in `send`. empty: the barrier of an arrival of each warp of the other parts, at the same place in all.
+    part, first: as in `send`. empty: the barrier of an arrival of each warp of the others, at the same place in all.
     """
     cute.arch.sync_warp()
     if lane < parts - 1:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import cutlass
 import cutlass.cute as cute
 from cutlass.cute.nvgpu import cpasync
@@ -59,10 +61,11 @@ class TileStore:
         # With more accumulators a thread has no registers left for what the next chunk needs.
         self.early = tile[0] * tile[1] * self.parts // self.threads <= 160
         self.stages = stages
-        columns = tile[1] // halves[1]
-        self.chunk = (limits.CHUNK_ROWS, limits.chunk_bytes(form, columns) * 8 // self.dtype.width)
-        # of a warpgroup's part of the tile
-        self.chunks = (tile[0] // halves[0] // self.chunk[0], columns // self.chunk[1])
+        self.columns = tile[1] // halves[1]  # of a warpgroup's part of the tile
+        self.chunk = (limits.CHUNK_ROWS, limits.chunk_bytes(form, self.columns) * 8 // self.dtype.width)
+        # of that part; of the last column of chunks so much lies in it
+        self.chunks = (tile[0] // halves[0] // self.chunk[0], -(-self.columns // self.chunk[1]))
+        self.last = self.columns - (self.chunks[1] - 1) * self.chunk[1]
 
     @cute.jit
     def prefetch(self, mR: cute.Tensor | None, beta: cutlass.Float32, coord: cute.Coord, thread: cutlass.Int32):
@@ -77,11 +80,22 @@ class TileStore:
 
     @cute.jit
     def place(self, number: cutlass.Constexpr, coord: cute.Coord, group: cutlass.Int32):
-        """(m, n) of a warpgroup's chunk by its number in its part of the tile at `coord`."""
-        rows, cols = self.chunks
+        """(m, n) of a chunk's first element by its number in a warpgroup's part of the tile at `coord`."""
+        row, col = divmod(number, self.chunks[1])
         below, beside = (group if half == 2 else 0 for half in self.halves)
-        m = (coord[0] * rows + number // cols) * self.halves[0] + below
-        return m, (coord[1] * self.halves[1] + beside) * cols + number % cols
+        m = ((coord[0] * self.chunks[0] + row) * self.halves[0] + below) * self.chunk[0]
+        return m, cute.assume((coord[1] * self.halves[1] + beside) * self.columns + col * self.chunk[1], divby=8)
+
+    def width(self, number: int) -> int:
+        """Of a chunk, what lies in the tile."""
+        return self.chunk[1] if (number + 1) % self.chunks[1] else self.last
+
+    @cute.jit
+    def limit(self, number: cutlass.Constexpr, limit: cute.Shape, first: cute.Coord):
+        """C's (M, N), of a chunk that reaches past its tile as if C ended with it."""
+        if cutlass.const_expr(self.width(number) < self.chunk[1]):
+            return limit[0], cutlass.min(limit[1], first[1] + self.last)
+        return limit
 
     @cute.jit
     def fetch(
@@ -90,7 +104,7 @@ class TileStore:
         thread: cutlass.Int32, group: cutlass.Int32,
     ):
         """What `complete` needs for a chunk besides accumulators, on its way to registers. limit: C's (M, N)."""
-        thr_mma, at, pairs = self.chunk_mma().get_slice(thread), self.place(number, coord, group), self.chunk[1] // 8
+        thr_mma, first, pairs = self.chunk_mma().get_slice(thread), self.place(number, coord, group), self.chunk[1] // 8
         if cutlass.const_expr(mR is not None):
             mR = mR[None, None, coord[2]]
         # As matrices of C's shape: every row is the bias or q, every column p (and the bias, where C is transposed).
@@ -100,7 +114,10 @@ class TileStore:
         if cutlass.const_expr(mP is not None):
             mP = cute.make_tensor(mP.iterator, cute.make_layout(limit, stride=(mP.stride[0], 0)))
             mQ = cute.make_tensor(mQ.iterator, cute.make_layout(limit, stride=(0, mQ.stride[0])))
-        always, where = cutlass.Boolean(True), (thr_mma, self.chunk, at, limit)
+        mR, mV, mP, mQ = (None if x is None else cute.domain_offset(first, x) for x in (mR, mV, mP, mQ))
+        limit = self.limit(number, limit, first)
+        rest = limit[0] - first[0], limit[1] - first[1]
+        always, where = cutlass.Boolean(True), (thr_mma, self.chunk, (0, 0), rest)
         paired = self.tma and not self.swapped
         return (
             # beta = 0 leaves R unread, as BLAS does: it may hold NaN.
@@ -111,27 +128,36 @@ class TileStore:
         )
 
     @cute.jit
-    def atom(self, mC: cute.Tensor, box: cute.Layout):
-        """TMA's store of a chunk, and C's coordinates for it. box: of a buffer, (rows, columns)."""
+    def atoms(self, mC: cute.Tensor, box: cute.Layout):
+        """TMA's stores of a chunk, each with C's coordinates. box: of a buffer, (rows, columns).
+
+        The second one, where the tile is no multiple of the chunk, stores those that reach past it: there the columns
+        of a tile are a mode of their own, at whose end TMA cuts them off.
+        """
         mC = mC if cutlass.const_expr(self.tma) else as_aligned(mC)
-        return cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileS2GOp(), mC, box, self.chunk)
+        store = cpasync.CopyBulkTensorTileS2GOp()
+        whole = cpasync.make_tiled_tma_atom(store, mC, box, self.chunk)
+        if cutlass.const_expr(self.last == self.chunk[1]):
+            return whole, None
+        (m, n, l), (down, along, step) = mC.shape, mC.stride
+        shape, stride = (m, self.columns, cute.ceil_div(n, self.columns), l), (down, along, along * self.columns, step)
+        by_tiles = cute.make_tensor(mC.iterator, cute.make_layout(shape, stride=stride))
+        return whole, cpasync.make_tiled_tma_atom(store, by_tiles, box, self.chunk)
 
     @cute.jit
     def __call__(
-        self, tma_C: cute.CopyAtom, mD: cute.Tensor, mC: cute.Tensor, sC: cute.Tensor, tCrC: cute.Tensor,
-        ahead: tuple | None, mR: cute.Tensor | None, mV: cute.Tensor | None, mP: cute.Tensor | None,
-        mQ: cute.Tensor | None, alpha: cutlass.Float32, beta: cutlass.Float32, coord: cute.Coord,
-        thread: cutlass.Int32, group: cutlass.Int32,
+        self, atoms: tuple, mC: cute.Tensor, sC: cute.Tensor, tCrC: cute.Tensor, ahead: tuple | None,
+        mR: cute.Tensor | None, mV: cute.Tensor | None, mP: cute.Tensor | None, mQ: cute.Tensor | None,
+        alpha: cutlass.Float32, beta: cutlass.Float32, coord: cute.Coord, thread: cutlass.Int32, group: cutlass.Int32,
     ):
         """The tile at `coord` (m, n, l): registers, finished -> smem -> gmem. thread: in the warpgroup.
 
-        mD: C's coordinates for TMA, which stores all chunks, or without `Form.c_tma` those that lie whole inside a C
-        that is aligned; others leave by plain stores. ahead: what `fetch` gave for chunk 0, if `early`; the next
-        chunk's is on its way while one is finished, then.
+        atoms: `atoms`'s. TMA stores all chunks, or without `Form.c_tma` those that lie whole inside a C that is
+        aligned; others leave by plain stores. ahead: what `fetch` gave for chunk 0, if `early`; the next chunk's is on
+        its way while one is finished, then.
         """
         l, limit, warp = coord[2], mC.shape[:2], cute.arch.make_warp_uniform(thread // LANES)
         together = NamedBarrier(barrier_id=1 + group, num_threads=WARPGROUP)
-        tCsC, tCgC = tma_partition(tma_C, sC, cute.local_tile(mD, self.chunk, (None, None, None)), 0, 1)
         aligned = cutlass.Boolean(True) if cutlass.const_expr(self.tma) else lies_aligned(mC)
         if cutlass.const_expr(self.dtype.width == 16):
             atom_r2s = cute.make_copy_atom(cute.nvgpu.warp.StMatrix8x8x16bOp(self.swapped, 4), self.dtype)
@@ -144,20 +170,20 @@ class TileStore:
         tCrG = cute.make_fragment_like(tCrF) if self.parts == 2 else None
         tCrD = cute.make_fragment_like(tCrF, self.dtype)
 
-        (rows, cols), size = self.chunks, cute.size(tCrF)
-        for number in cutlass.range_constexpr(rows * cols):
-            row, col = number // cols, number % cols
+        count, size, of_row = math.prod(self.chunks), cute.size(tCrF), self.columns // 2  # accumulators a thread
+        # Of a gated product the other factor lies half of a row of accumulators on, or half of the tile's rows.
+        a_row, other = (of_row, self.chunks[0] * of_row) if self.swapped else (self.parts * of_row, of_row)
+        for number in cutlass.range_constexpr(count):
+            row, col = divmod(number, self.chunks[1])
             given, operands = ahead, (limit, mR, mV, mP, mQ, beta, coord, thread, group)
             if cutlass.const_expr(not self.early):
                 given = self.fetch(number, *operands)
-            elif cutlass.const_expr(number + 1 < rows * cols):
+            elif cutlass.const_expr(number + 1 < count):
                 ahead = self.fetch(number + 1, *operands)
-            # Of a gated product the other factor lies half of the tile's rows of accumulators on, or of a row.
-            beside, below = (1, rows) if self.swapped else (self.parts, 1)
-            for i in cutlass.range_constexpr(size):
-                tCrF[i] = tCrC[(row * beside * cols + col) * size + i]
+            for i in cutlass.range_constexpr(self.width(number) // 2):
+                tCrF[i] = tCrC[row * a_row + col * size + i]
                 if cutlass.const_expr(self.parts == 2):
-                    tCrG[i] = tCrC[((row * beside + below) * cols + col) * size + i]
+                    tCrG[i] = tCrC[row * a_row + other + col * size + i]
             epilogue.complete(tCrF, tCrG, *given, alpha, beta, self.activation)
             tCrD.store(tCrF.load().to(self.dtype))
 
@@ -172,24 +198,51 @@ class TileStore:
             # Each writer's fence, then the barrier, then the store: the other way round TMA could read stale bytes.
             cute.arch.fence_proxy("async.shared", space="cta")
             together.arrive_and_wait()
-            chunk_m, chunk_n = self.place(number, coord, group)
-            first = chunk_m * self.chunk[0], chunk_n * self.chunk[1]
+            first = self.place(number, coord, group)
+            end = self.limit(number, limit, first)
             # Chunks outside of C are left out: a mode of one chunk would take any number for its first.
-            by_tma = first[0] < limit[0] and first[1] < limit[1]
+            by_tma = first[0] < end[0] and first[1] < end[1]
             if cutlass.const_expr(not self.tma):
                 # Rows past the end are cut off; of one that ends amid 16 bytes TMA would write these whole.
                 along = 0 if self.swapped else 1
-                by_tma = aligned and by_tma and first[along] + self.chunk[along] <= limit[along]
+                reach = self.chunk[0] if self.swapped else self.width(number)
+                by_tma = aligned and by_tma and first[along] + reach <= limit[along]
             if warp == 0:
                 if by_tma:
-                    cute.copy(tma_C, tCsC[None, buffer], tCgC[None, chunk_m, chunk_n, l])
+                    self.store(atoms, number, sC[None, None, buffer], first, coord, group, limit)
                 cute.arch.cp_async_bulk_commit_group()
             if cutlass.const_expr(not self.tma):
                 if not by_tma:
-                    words, target = self.words(sC[None, None, buffer]), mC[None, None, l]
+                    target = cute.make_tensor(mC.iterator, cute.make_layout((*end, mC.shape[2]), stride=mC.stride))
+                    words, target = self.words(sC[None, None, buffer]), target[None, None, l]
                     if cutlass.const_expr(self.swapped):
                         words, target, first = transposed(words), transposed(target), first[::-1]
                     epilogue.store_plain(words, target, first, thread, WARPGROUP)
+
+    @cute.jit
+    def store(
+        self, atoms: tuple, number: cutlass.Constexpr, buffer: cute.Tensor, first: cute.Coord, coord: cute.Coord,
+        group: cutlass.Int32, limit: cute.Shape,
+    ):
+        """A chunk from its buffer to its `first` element of C, by TMA. coord: the tile's."""
+        (tma_C, mC), by_tiles = atoms
+        if cutlass.const_expr(self.width(number) == self.chunk[1]):
+            self.copy(tma_C, buffer, cute.domain_offset((*first, 0), mC)[None, None, coord[2]])
+        else:
+            # C's last columns are cut off by its own end, which may come before the tile's.
+            if first[1] + self.last <= limit[1]:
+                tma_T, mT = by_tiles
+                beside = group if self.halves[1] == 2 else 0
+                place = (first[0], self.columns - self.last, coord[1] * self.halves[1] + beside, coord[2])
+                self.copy(tma_T, buffer, cute.domain_offset(place, mT)[None, None, 0, 0])
+            else:
+                self.copy(tma_C, buffer, cute.domain_offset((*first, 0), mC)[None, None, coord[2]])
+
+    @cute.jit
+    def copy(self, atom: cute.CopyAtom, buffer: cute.Tensor, mC: cute.Tensor):
+        """A buffer to the first chunk of C."""
+        source, target = tma_partition(atom, buffer, cute.local_tile(mC, self.chunk, (0, 0)), 0, 1)
+        cute.copy(atom, source, target)
 
     def words(self, chunk: cute.Tensor) -> cute.Tensor:
         """A chunk in shared memory as words of 32 bits, under the same swizzle, which a recast alone drops."""
