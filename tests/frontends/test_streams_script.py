@@ -71,6 +71,11 @@ y = torch.zeros(64, device="cuda")
 side = torch.cuda.Stream()
 main = torch.cuda.current_stream()
 """
+PINNED = TORCH + """
+torch.cuda.synchronize()
+h = torch.zeros(64, pin_memory=True)
+assert h.is_pinned() and x.to("cpu", non_blocking=True).is_pinned()
+"""
 GRAPH = TORCH + """
 torch.cuda.synchronize()
 g = torch.cuda.CUDAGraph()
@@ -323,6 +328,54 @@ SCRIPTS = {
     "torch: an array too early": (
         TORCH, "h = x.to('cpu', non_blocking=True)\nh.numpy()", ["numpy by the host reads 256 bytes"],
     ),
+    "torch: pinned memory that a copy still writes": (
+        PINNED, "h.copy_(x, non_blocking=True)\nassert h[3] == 3", ["reads 4 bytes of pinned float32 tensor[3]"],
+    ),
+    "torch: pinned memory that a copy still writes, printed": (
+        PINNED, "h[8:16].copy_(x[8:16], True)\nside.synchronize()\nprint(h)", ["32 bytes of pinned float32 tensor+32"],
+    ),
+    "torch: pinned memory that a copy still reads": (
+        PINNED, "x.copy_(h, non_blocking=True)\nh[:2] = 5", ["by the host writes 8 bytes of pinned float32 tensor[0]"],
+    ),
+    "torch: pinned memory that a copy still reads, which made a tensor": (
+        PINNED, "z = h.to('cuda', non_blocking=True)\nh.copy_(torch.ones(64))", ["a copy to the device on the default"],
+    ),
+    "torch: pinned memory after all": (
+        PINNED, """
+            for _ in range(2):
+                h.copy_(x, non_blocking=True)
+                main.synchronize()
+                h += 1
+                x.copy_(h, non_blocking=True)
+                assert h[0] >= 1  # both read
+                main.record_event().synchronize()
+                h.fill_(2)
+            h[:32].cuda(non_blocking=True)
+            h[32:] = 1
+            for _ in range(5):
+                k = h.clone().pin_memory()
+                k.cuda(non_blocking=True)
+                del k
+                k = torch.ones(64)
+                k.fill_(3)
+        """, [],
+    ),
+    "torch: copies that are over when they return": (
+        PINNED, """
+            pageable = torch.zeros(64)
+            pageable.copy_(x, non_blocking=True)
+            assert pageable[3] == 3
+            x.copy_(pageable, non_blocking=True)
+            pageable.fill_(1)
+            h.copy_(x)
+            x[:8] = h[8:16]
+            h.fill_(4)
+            h.view(8, 8)[:, :3].copy_(x.view(8, 8)[:, :3], non_blocking=True)  # by a buffer
+            h.sum()
+            z = h.to("cuda", torch.float16, non_blocking=True)  # the same
+            h.fill_(5)
+        """, [],
+    ),
     "torch: freed while a stream uses it": (
         TORCH, """
             torch.cuda.synchronize()
@@ -413,5 +466,5 @@ def test_what_orders_the_work_of_streams(tmp_path, name) -> None:
         assert word in finding.message and (finding.where.file or finding.where.ptx_line)
         freed = "is freed" in word
         assert str(finding.severity) == ("review" if freed else "error")
-        fix = "record_stream" if freed else "synchronize" if "by the host" in word else "wait for it before"
+        fix = "record_stream" if freed else "synchronize" if "by the host" in finding.message else "wait for it before"
         assert fix in finding.fix

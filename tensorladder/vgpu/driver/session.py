@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
@@ -49,6 +49,10 @@ class HostRange:
 def range_of(r: HostRange) -> Range:
     """Host memory as an allocation of the virtual GPU's."""
     return Range(r.address, r.address + r.size, r.name, True, r.owner, r.strides, r.shape, r.itemsize)
+
+
+def _covering(address: int, ranges: Iterable[HostRange]) -> HostRange | None:
+    return next((r for r in ranges if r.address <= address < r.address + r.size), None)
 
 
 Step = Launch | Callable[[], None]
@@ -127,7 +131,7 @@ class Session:
 
     def _place(self, address: int) -> str:
         """What lies at an address, in words."""
-        r = self.at(address)
+        r = self.at(address) or _covering(address, (r for _, r in list(self.streams.shared.values())))
         return Memory([] if r is None else [range_of(r)]).describe(address, 1)
 
     @property
@@ -245,8 +249,7 @@ class Session:
 
     def at(self, address: int) -> HostRange | None:
         """The device memory at an address."""
-        known = (r for _, r in list(self._tracked.values()))
-        return next((r for r in known if r.address <= address < r.address + r.size), None)
+        return _covering(address, (r for _, r in list(self._tracked.values())))
 
     def ranges(self) -> list[HostRange]:
         """The device memory that is alive now, with its owner held."""

@@ -16,7 +16,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .session import Session
+    from .session import HostRange, Session
 
 LEGACY, PER_THREAD, HOST = 0, 2, -1
 _LEGACY_TOO = 1  # cudaStreamLegacy
@@ -71,7 +71,8 @@ class Streams:
         self._names: dict[int, str] = {}
         self._event_handles = itertools.count(1)
         self._events: dict[int, Any] = {}
-        self.arriving: dict[int, Any] = {}  # host memory that copies on their way write, by id of its owner
+        # host memory that copies access while the host goes on, by id of its owner
+        self.shared: dict[int, tuple[Any, HostRange]] = {}
         self._mine = _OfThread()
         self._first = threading.get_ident()  # its per-thread default stream has the handle for that
 
@@ -179,35 +180,37 @@ class Streams:
             with self._session.turn:  # launches of other threads on that stream have been, or come afterwards
                 self.order.over(self.at(stream), what, footprint)
 
-    # ------------------------------------------------------------ copies to the host that nobody has waited for
+    # ------------------------------------------------------------ host memory that copies access while the host goes on
     @contextlib.contextmanager
     def moving(self) -> Iterator[None]:
-        """While this lasts, the host reads nothing: what is copied is read by the copy."""
+        """While this lasts, the host accesses nothing: what is copied is read by the copy."""
         self._mine.moving += 1
         try:
             yield
         finally:
             self._mine.moving -= 1
 
-    def arrives(self, owner: Any, extent: Extent) -> None:
-        """A copy on the current stream, for which the host does not wait, writes host memory of `owner`."""
+    def share(self, owner: Any, whole: HostRange) -> bool:
+        """Copies for which the host does not wait access host memory of `owner`: from now on, what the host does with
+        it counts. whole: all that it owns. False where nothing is checked."""
         if self.order is None or self._session.capturing:
-            return
+            return False
         from ..check.streams import Freed
 
-        key, (start, size) = id(owner), extent
+        key = id(owner)
 
         def gone(_: Any) -> None:
-            self.arriving.pop(key, None)
-            self.order.forget(Freed(start, start + size))
+            self.shared.pop(key, None)
+            self.order.forget(Freed(whole.address, whole.address + whole.size))
 
-        self.arriving[key] = weakref.ref(owner, gone)
-        self.accessed(self.current, "a copy to the host", writes=[extent])
+        if key not in self.shared:
+            self.shared[key] = weakref.ref(owner, gone), whole
+        return True
 
-    def host_reads(self, owner: Any, what: str, extents: Sequence[Extent]) -> None:
-        """The host reads memory that may be such a copy's."""
-        if id(owner) in self.arriving and not self._mine.moving and not self._session.capturing:
-            self.accessed(HOST, what, reads=extents)
+    def host_accesses(self, owner: Any, what: str, reads: Sequence[Extent] = (), writes: Sequence[Extent] = ()) -> None:
+        """The host accesses memory that such copies may still access."""
+        if id(owner) in self.shared and not self._mine.moving and not self._session.capturing:
+            self.accessed(HOST, what, reads, writes)
 
     @contextlib.contextmanager
     def replaying(self, graph: int, origin: int, stream: int) -> Iterator[None]:

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from . import scaled
 from .session import HostRange, Session
+from .streams import Extent, pieces
 
 _ALIGN = 256
 _GAP = 4096
@@ -203,24 +204,25 @@ class OnHost(TorchFunctionMode):
                 moved = self._seen(self._moves[func](*args, **kwargs))
             if isinstance(moved, CudaTensor) != isinstance(args[0], CudaTensor):
                 given = _of_to(args[1:], kwargs) if func == torch.Tensor.to else kwargs
-                if not _not_blocking(args if func == torch.Tensor.cuda else (), given):
-                    self.host_waits()
-                elif not isinstance(moved, CudaTensor):
-                    self._session.streams.arrives(moved.untyped_storage(), _extent(moved))
+                self._moved(args[0], moved, _not_blocking(args if func == torch.Tensor.cuda else (), given))
             return moved
         if func == torch.Tensor.is_pinned:
-            return not isinstance(args[0], CudaTensor) and args[0].untyped_storage() in self._pinned
+            return not isinstance(args[0], CudaTensor) and self._is_pinned(args[0])
         pinned = kwargs.pop("pin_memory", None)
         named = "device" in kwargs
         wanted = claims_cuda(kwargs["device"]) if named else None
         if named:
             kwargs["device"] = "cpu" if wanted else kwargs["device"]
+        name = getattr(func, "__name__", "")
+        if name == "copy_" and self._session.order is not None and _not_blocking(args, kwargs):
+            sides = _crossing(name, args, kwargs)
+            if sides is not None and self._goes_on(*sides):
+                self._share(sides[isinstance(sides[0], CudaTensor)])
         result = func(*args, **kwargs)
         if func == _GRADIENT and isinstance(args[0], CudaTensor):  # torch leaves the subclass off here
             return _as_cuda(result)
-        name = getattr(func, "__name__", "")
-        if name in ("numpy", "tolist") and args and not isinstance(args[0], CudaTensor):
-            self._session.streams.host_reads(args[0].untyped_storage(), name, [_extent(args[0])])
+        if name in _HOST_READS and args and not isinstance(args[0], CudaTensor):
+            self._session.streams.host_accesses(args[0].untyped_storage(), name, extents(args[0]))
         if pinned and not wanted and not isinstance(result, CudaTensor):
             self._pinned.add(result.untyped_storage())
         if wanted:
@@ -240,14 +242,49 @@ class OnHost(TorchFunctionMode):
         """Whether the host waits for an operation, since it copies between host and device."""
         if name in _FROM_HOST:
             return isinstance(result, CudaTensor)
-        if name == "copy_" and not _not_blocking(args, kwargs):
-            source = args[1] if len(args) > 1 else kwargs.get("src")
-            return isinstance(args[0], CudaTensor) != isinstance(source, CudaTensor)
+        if name in ("copy_", "__setitem__"):
+            sides = _crossing(name, args, kwargs)
+            if sides is None or name == "__setitem__" or not _not_blocking(args, kwargs):
+                return sides is not None
+            return not isinstance(sides[0], CudaTensor) and not self._goes_on(*sides)
         if name == "tolist" and isinstance(args[0], CudaTensor):
             streams = self._session.streams
             streams.accessed(streams.current, "tolist", [_extent(args[0])])
             return True
         return False
+
+    def _is_pinned(self, tensor: torch.Tensor) -> bool:
+        return tensor.untyped_storage() in self._pinned
+
+    def _share(self, host: torch.Tensor) -> bool:
+        """What the host does with a tensor of its own counts from now on. False where nothing is checked."""
+        whole = _memory_of(host)
+        return self._session.streams.share(host.untyped_storage(), replace(whole, name=f"pinned {whole.name}"))
+
+    def _goes_on(self, target: torch.Tensor, source: torch.Tensor) -> bool:
+        """Whether the host goes on while a copy that is not blocking accesses its memory: that is pinned, and torch
+        copies it with no buffer between.
+
+        A copy to other memory is over when the call returns, and one from it has read it by then ("API synchronization
+        behavior" of the runtime's reference).
+        """
+        to_device = isinstance(target, CudaTensor)
+        host = source if to_device else target
+        return self._is_pinned(host) and host.is_contiguous() and (not to_device or source.dtype == target.dtype)
+
+    def _moved(self, tensor: torch.Tensor, moved: torch.Tensor, not_blocking: bool) -> None:
+        """A tensor was copied from host to device, or back, to memory that was made for it: pinned where that is the
+        host's and nobody waits for it."""
+        if not not_blocking:
+            self.host_waits()
+            return
+        streams, to_device = self._session.streams, isinstance(moved, CudaTensor)
+        host = tensor if to_device else moved
+        if not to_device:
+            self._pinned.add(host.untyped_storage())
+        if self._goes_on(moved, tensor) and self._share(host):
+            what, accesses = ("device", "reads") if to_device else ("host", "writes")
+            streams.accessed(streams.current, f"a copy to the {what}", **{accesses: extents(host)})
 
     def used_on(self, tensor: CudaTensor, stream: Any) -> None:
         """Tensor.record_stream."""
@@ -298,7 +335,7 @@ class OnHost(TorchFunctionMode):
         """Tensor.pin_memory: a copy, but of what is pinned already."""
         if isinstance(tensor, CudaTensor):
             raise RuntimeError("cannot pin 'torch.cuda' tensors: only dense CPU tensors can be pinned")
-        if tensor.untyped_storage() in self._pinned:
+        if self._is_pinned(tensor):
             return tensor
         copy = tensor.clone()
         self._pinned.add(copy.untyped_storage())
@@ -365,11 +402,27 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int]:
     return storage.data_ptr(), storage.nbytes()
 
 
+def extents(tensor: torch.Tensor) -> list[Extent]:
+    """The memory of a tensor's elements."""
+    with torch._C.DisableTorchFunction():
+        size = tensor.element_size()
+        return pieces(tensor.data_ptr(), tensor.shape, [size * step for step in tensor.stride()], size)
+
+
+def _crossing(name: str, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
+    """(target, source) of Tensor.copy_ and Tensor.__setitem__, where one is the host's and one the device's."""
+    source = args[2] if name == "__setitem__" else args[1] if len(args) > 1 else kwargs.get("src")
+    tensors = isinstance(args[0], torch.Tensor) and isinstance(source, torch.Tensor)
+    return (args[0], source) if tensors and isinstance(args[0], CudaTensor) != isinstance(source, CudaTensor) else None
+
+
 def _not_blocking(args: Any, kwargs: dict[str, Any]) -> bool:
     """Whether a copy between host and device is one that the host does not wait for."""
     return bool(kwargs.get("non_blocking")) or any(arg is True for arg in args[1:])
 
 
+#: what reads a tensor of the host and is no operation of torch's
+_HOST_READS = {"numpy", "tolist", "__array__", "__repr__"}
 #: what makes a tensor from the host's values, by a copy that the host waits for
 _FROM_HOST = {"tensor", "as_tensor", "asarray"}
 _FACTORIES = {

@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from .session import Session
-from .streams import Extent, pieces
-from .tensors import is_device_memory
+from .streams import Extent
+from .tensors import extents, is_device_memory
 
 #: operations that copy a result, or its extent, to the host and wait for it
 _SYNCHRONISES = {
@@ -54,12 +54,12 @@ class Accesses(TorchDispatchMode):
             for tensor in tree_leaves(value):
                 if is_device_memory(self._session, tensor):
                     into += extents(tensor)
-                elif streams.arriving and isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided:
+                elif streams.shared and isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided:
                     with torch._C.DisableTorchFunction():
                         owner = tensor.untyped_storage()
                     if not crossing:
-                        streams.host_reads(owner, name, extents(tensor))
-                    elif id(owner) in streams.arriving:
+                        streams.host_accesses(owner, name, **{"writes" if into is writes else "reads": extents(tensor)})
+                    elif id(owner) in streams.shared:
                         into += extents(tensor)
         if not reads and not writes:
             return
@@ -79,10 +79,3 @@ def _by_mask(args: Any, kwargs: Any) -> bool:
     """Whether a tensor is indexed by a mask, whose ones the host has to count."""
     indices = tree_leaves((args[1:2], kwargs.get("indices")))
     return any(isinstance(x, torch.Tensor) and x.dtype in (torch.bool, torch.uint8) for x in indices)
-
-
-def extents(tensor: torch.Tensor) -> list[Extent]:
-    """The memory of a tensor's elements."""
-    with torch._C.DisableTorchFunction():
-        size = tensor.element_size()
-        return pieces(tensor.data_ptr(), tensor.shape, [size * step for step in tensor.stride()], size)
