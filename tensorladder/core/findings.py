@@ -135,7 +135,8 @@ class Finding:
     the one it collides with. fix: what usually mends it. verdict: the kind's unless a check knows better (a read of
     uninitialised memory is an error once its value leaves the CTA). policy, replay: of a check under several schedules,
     the first that showed it, and the command that runs it alone; "" where there was one. more: further (where, other)
-    of findings that say the same and were put together with this one (`Report.grouped`).
+    of findings that say the same and were put together with this one (`Report.grouped`). rule: the checker's own name
+    of what it found, finer than kind; "" where it has none, and never in JSON.
     """
 
     kind: str
@@ -147,6 +148,7 @@ class Finding:
     policy: str = ""
     replay: str = ""
     more: tuple[tuple[Where, Where | None], ...] = ()
+    rule: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

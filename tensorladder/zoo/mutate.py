@@ -1,4 +1,4 @@
-"""Mutants of a PTX text: one fence, wait, arrival, expect_tx, parity, count or commit removed, doubled or changed.
+"""Mutants of a PTX text: one fence, wait, arrival, expect_tx, phase flip, count or commit removed, doubled or changed.
 
     made = schema(text)                                  # all of them in one module, which is compiled once
     made.mutants[3].what                                 # "mbarrier.arrive.shared.b64 removed"
@@ -10,6 +10,7 @@ semicolon. The names of what is removed are PTX's own.
 
 from __future__ import annotations
 
+import collections
 import operator
 import re
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tensorladder.vgpu.ptx import parse
-from tensorladder.vgpu.ptx.nodes import Instr
+from tensorladder.vgpu.ptx.nodes import Imm, Instr, Reg
 
 
 @dataclass(frozen=True)
@@ -68,13 +69,20 @@ def _passed(text: str, statement: _Statement) -> str:
     return f"{statement.guard}setp.eq.u32 {statement.operands[0]}, 0, 0;"
 
 
+def _expected(text: str, statement: _Statement) -> str:
+    """An arrival that announces bytes: it announces them, and does not arrive."""
+    space = next(part for part in statement.op.split(".") if part.startswith("shared"))
+    operands = ", ".join(statement.operands[-2:])
+    return f"{statement.guard}mbarrier.expect_tx.relaxed.cta.{space}.b64 {operands};"
+
+
 _APPLIED: dict[str, Callable[[int, int], int]] = {
-    "add.s32": operator.add, "xor.b32": operator.xor, "shl.b32": operator.lshift,
+    "add.s32": operator.add, "xor.b32": operator.xor, "shl.b32": operator.lshift, "and.b32": operator.and_,
 }  # fmt: skip
 
 
 def _changed(n: int, op: str, by: int, least: int = 0) -> Callable[[str, _Statement], str | None]:
-    """Operand n, an immediate or a register, changed by `op` ("add.s32", "xor.b32", "shl.b32")."""
+    """Operand n, an immediate or a register, changed by `op` (of `_APPLIED`)."""
 
     def change(text: str, statement: _Statement) -> str | None:
         if n >= len(statement.operands):
@@ -100,23 +108,67 @@ CHANGES: tuple[tuple[str, tuple[Change, ...]], ...] = (
     (r"mbarrier\.init", (
         REMOVED, DOUBLED, ("count + 1", _changed(1, "add.s32", 1)), ("count - 1", _changed(1, "add.s32", -1, 1)),
     )),
-    (r"mbarrier\.arrive.*expect_tx|mbarrier\.expect_tx", (
-        REMOVED, DOUBLED, ("bytes doubled", _changed(-1, "shl.b32", 1)),
+    (r"mbarrier\.arrive.*expect_tx", (
+        REMOVED, DOUBLED, ("bytes doubled", _changed(-1, "shl.b32", 1)), ("bytes removed", _changed(-1, "and.b32", 0)),
+        ("arrival removed", _expected),
     )),
+    (r"mbarrier\.expect_tx", (REMOVED, DOUBLED)),
     (r"mbarrier\.arrive|cp\.async\.mbarrier\.arrive", (REMOVED, DOUBLED)),
     (r"mbarrier\.(try|test)_wait\.parity", (
-        ("removed", _passed), ("parity flipped", _changed(2, "xor.b32", 1)),
+        ("removed", _passed), DOUBLED, ("parity flipped", _changed(2, "xor.b32", 1)),
     )),
     (r"(bar|barrier)\.(cta\.)?(sync|arrive)", (
-        REMOVED, DOUBLED, ("count + 32", _changed(1, "add.s32", 32)),
+        REMOVED, DOUBLED, ("count + 32", _changed(1, "add.s32", 32)), ("count - 32", _changed(1, "add.s32", -32, 32)),
     )),
     (r"bar\.warp\.sync", (REMOVED, DOUBLED)),
     (r"barrier\.cluster\.(arrive|wait)", (REMOVED, DOUBLED)),
-    (r"griddepcontrol\.wait", (REMOVED, DOUBLED)),
+    (r"griddepcontrol\.(wait|launch_dependents)", (REMOVED, DOUBLED)),
     (r"wgmma\.(fence|commit_group|wait_group)", (REMOVED, DOUBLED)),
     (r"cp\.async\.(bulk\.)?(commit_group|wait_group|wait_all)", (REMOVED, DOUBLED)),
     (r"tcgen05\.(commit|wait|fence|relinquish_alloc_permit|dealloc)", (REMOVED, DOUBLED)),
 )  # fmt: skip
+_WAIT = re.compile(r"mbarrier\.(try|test)_wait\.parity")
+
+
+def _flips(body: list[Instr]) -> dict[int, int]:
+    """The phase flips of a kernel: xor of the register that a wait takes its parity from with 1, or with 1 where a ring
+    of slots comes to its end and else with 0. By the instruction's number: which operand is the phase before."""
+    made_by: dict[Reg, list[Instr]] = collections.defaultdict(list)
+    for instr in body:
+        if instr.operands and isinstance(instr.operands[0], Reg):
+            made_by[instr.operands[0]].append(instr)
+    todo = [i.operands[2] for i in body if _WAIT.match(i.text)]
+    seen: set[Reg] = set()
+    found: dict[int, int] = {}
+    while todo:
+        parity = todo.pop()
+        if not isinstance(parity, Reg) or parity in seen:
+            continue
+        seen.add(parity)
+        for instr in made_by[parity]:
+            if instr.op == "xor" and instr.pred is None:
+                found[instr.index] = kept = 1 if _is_flip(instr.operands[2], made_by) else 2
+                todo.append(instr.operands[kept])
+            elif instr.op in ("mov", "selp"):
+                todo += instr.operands[1:3]
+    return found
+
+
+def _is_flip(operand: object, made_by: dict[Reg, list[Instr]]) -> bool:
+    """Whether an operand says if to flip: 1, or chosen or masked just before."""
+    if isinstance(operand, Reg):
+        return all(i.op in ("selp", "and") for i in made_by[operand])
+    return isinstance(operand, Imm)
+
+
+def _without_flip(kept: int) -> Callable[[str, _Statement], str]:
+    """The phase stays. (Flipped twice it does, too.)"""
+    return lambda text, statement: f"mov.b32 {statement.operands[0]}, {statement.operands[kept]};"
+
+
+def _flipping(old: str, by: str) -> str:
+    """Traps where the phase does change."""
+    return f"{{ .reg .pred %flips; setp.ne.b32 %flips, {by}, 0; @%flips trap; }} {old}"
 
 
 @dataclass(frozen=True)
@@ -166,7 +218,7 @@ def _with_parameter(entry: re.Match[str]) -> str:
 def _switch(site: _Site, first: int) -> str:
     """The instruction, or what mutant `first` and those after it make of it, or in the end a trap."""
     label = f"$tl_{first}"
-    instead = [*(new for _, new in site.changes), f"{_read(site.old).guard}trap;"]
+    instead = [*(new for _, new in site.changes), site.probe]
     tests = [f"setp.eq.u32 %tl_is, %tl_which, {first + n}; @%tl_is bra {label}_{n};" for n in range(len(instead))]
     bodies = [f"{label}_{n}: {new} bra {label}_end;" for n, new in enumerate(instead)]
     head = f"{{ .reg .b32 %tl_which; .reg .pred %tl_is; ld.param.u32 %tl_which, [{_WHICH}];"
@@ -175,7 +227,8 @@ def _switch(site: _Site, first: int) -> str:
 
 @dataclass(frozen=True)
 class _Site:
-    """An instruction that can be changed: where it stands in the text, how it is written, and the new statements."""
+    """An instruction that can be changed: where it stands in the text, how it is written, the new statements, and one
+    that traps where it does something."""
 
     instr: Instr
     source: tuple[str, int] | None
@@ -183,6 +236,7 @@ class _Site:
     end: int
     old: str
     changes: tuple[tuple[str, str], ...]
+    probe: str
 
 
 def _sites(text: str) -> list[_Site]:
@@ -190,8 +244,11 @@ def _sites(text: str) -> list[_Site]:
     module = parse(text)
     starts = _line_starts(text)
     found = []
-    for instr in (i for f in module.functions.values() for i in f.body if isinstance(i, Instr)):
+    bodies = [[i for i in f.body if isinstance(i, Instr)] for f in module.functions.values()]
+    for instr, kept in ((i, flips.get(i.index)) for body in bodies for flips in [_flips(body)] for i in body):
         changes = next((c for pattern, c in CHANGES if re.match(pattern, instr.text)), ())
+        if kept is not None:
+            changes = (("flip removed", _without_flip(kept)),)
         span = _span(text, starts, instr) if changes else None
         if span is None:
             continue
@@ -200,7 +257,8 @@ def _sites(text: str) -> list[_Site]:
         file, row, _ = instr.loc
         source = (module.files[file], row) if file in module.files and row else None
         made = tuple((name, new) for name, change in changes if (new := change(old, statement)) is not None)
-        found.append(_Site(instr, source, *span, old, made))
+        probe = f"{statement.guard}trap;" if kept is None else _flipping(old, statement.operands[3 - kept])
+        found.append(_Site(instr, source, *span, old, made, probe))
     return sorted(found, key=lambda site: site.start)
 
 

@@ -49,6 +49,7 @@ FATES = {
     "mbarrier.arrive.shared.b64 removed": "deadlock",
     "mbarrier.arrive.shared.b64 doubled": "deadlock",
     "mbarrier.try_wait.parity.shared.b64 removed": "race missing-proxy-fence slot-reuse",
+    "mbarrier.try_wait.parity.shared.b64 doubled": "",
     "mbarrier.try_wait.parity.shared.b64 parity flipped": "deadlock missing-proxy-fence",
     "cp.async.bulk.commit_group removed": "missing-wait",
     "cp.async.bulk.commit_group doubled": "",
@@ -99,6 +100,59 @@ def test_a_mutant_of_the_schema_is_the_kernel_without_the_instruction() -> None:
     (mutant,) = (m for m in MADE.mutants if m.what == f"{fence} removed")
     direct = vgpu.check(KERNEL.replace(f"{fence};", ""), "kernel", 1, 64, [np.zeros(4096, np.uint32)], timeout=60)
     assert [f.key() for f in check(mutant.number).findings] == [f.key() for f in direct.findings] != []
+
+
+RING = """.version 8.6
+.target sm_90a
+.address_size 64
+.visible .entry ring(.param .u64 out)
+{
+.reg .b32 %r<32>; .reg .b64 %rd<16>; .reg .pred %p<8>;
+.shared .align 128 .b8 buf[256];
+.shared .align 8 .b8 bar[8];
+mov.u32 %r0, %tid.x; mov.u32 %r2, buf; mov.u32 %r3, bar; ld.param.u64 %rd0, [out]; setp.eq.u32 %p0, %r0, 0;
+@%p0 mbarrier.init.shared.b64 [%r3], 1;
+bar.sync 0;
+mov.b32 %r4, 0; mov.b32 %r5, 0;
+AGAIN:
+@%p0 mbarrier.arrive.expect_tx.shared.b64 _, [%r3], 256;
+@%p0 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r2], [%rd0], 256, [%r3];
+W: mbarrier.try_wait.parity.shared.b64 %p1, [%r3], %r4;
+@!%p1 bra W;
+xor.b32 %r4, %r4, 1;
+ld.shared.u32 %r6, [%r2];
+bar.sync 1, 64;
+add.u32 %r5, %r5, 1; setp.lt.u32 %p2, %r5, 3; @%p2 bra AGAIN;
+ret;
+}
+"""
+#: of some changes the kinds, one of which is found
+RING_FATES = {
+    "xor.b32 flip removed": "deadlock",
+    "mbarrier.arrive.expect_tx.shared.b64 bytes removed": "missing-wait barrier-count slot-reuse",
+    "mbarrier.arrive.expect_tx.shared.b64 arrival removed": "deadlock barrier-count",
+    "bar.sync count - 32": "slot-reuse",
+}
+
+
+@pytest.mark.parametrize("what", RING_FATES)
+def test_what_a_ring_goes_round_by_is_changed_too(what) -> None:
+    made = schema(RING)
+    (mutant,) = (m for m in made.mutants if m.what == what)
+    kinds = {n: {f.kind for f in _ring(made.text, n).findings} for n in (0, mutant.number, mutant.probe)}
+    assert kinds[0] == set() and kinds[mutant.probe] == {"trap"}
+    assert kinds[mutant.number].intersection(RING_FATES[what].split()), kinds
+
+
+def test_a_flip_that_does_not_happen_is_not_reached() -> None:
+    never = "setp.ne.u32 %p3, %r5, %r5; selp.b32 %r7, 1, 0, %p3; xor.b32 %r4, %r4, %r7;"
+    made = schema(RING.replace("xor.b32 %r4, %r4, 1;", never))
+    (flip,) = (m for m in made.mutants if m.change == "flip removed")
+    assert "trap" not in {f.kind for f in _ring(made.text, flip.probe).findings}
+
+
+def _ring(text: str, number: int) -> Report:
+    return vgpu.check(text, "ring", 1, 64, [np.zeros(64, np.uint32), np.uint32(number)], timeout=60)
 
 
 READER = """.version 8.6

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,12 @@ _COPIES = re.compile(r"\bcp\.async\.c[ag]\b")
 _CROSS = re.compile(r"\b(ld|st|atom|red)\.[\w.:]*shared::cluster\b|\bmapa\.")
 
 
+@lru_cache(maxsize=64)
+def _has(pattern: re.Pattern[str], text: str) -> bool:
+    """Whether a module's text holds what a pattern says: of each module once, not at each launch."""
+    return pattern.search(text) is not None
+
+
 class Watch:
     """What the checker knows about one unit: all its memory, most of it touched only where it is needed."""
 
@@ -44,14 +51,14 @@ class Watch:
         clock = 4 * most
         barriers = 64 * unit.slots
         window = run.shared_bytes
-        scoped = bool(_NARROW.search(run.launch.module.ptx))
+        scoped = _has(_NARROW, run.launch.module.ptx)
         rows = X.SCOPED_ROWS if scoped else X.ROWS
         for field, value in {
             X.X_KMAX: most, X.X_USED: warps, X.X_CLOCK_BYTES: clock, X.X_SLOTS: unit.slots, X.X_WARPS: unit.warps,
             X.X_SIZE: size, X.X_B_MAX: barriers, X.X_SHARED: unit.shared, X.X_STRIDE: unit.stride,
             X.X_WINDOW: window, X.X_UNIT: unit.words.address, X.X_ORDERED: int(run.ordered),
             X.X_LAUNCH: run.words.address, X.X_ROWS: rows, X.X_SCOPED: int(scoped),
-            X.X_CROSS: int(size > 1 and _CROSS.search(run.launch.module.ptx) is not None),
+            X.X_CROSS: int(size > 1 and _has(_CROSS, run.launch.module.ptx)),
         }.items():  # fmt: skip
             x[field] = value
         clusters = -(-unit.slots // size)
@@ -67,7 +74,7 @@ class Watch:
             X.X_FENCES: 3 * (X.FENCE_HEAD + (X.FENCE_MOST + 1) * clock), X.X_STARTED: 24 * X.STARTED,
             X.X_VISITS: 8 * size * warps, X.X_RELAXED: 2 * warps * clock, X.X_LANE_LOG: warps * X.LOG_BYTES,
             X.X_LEFT: warps * X.LEFT_BYTES,
-            X.X_COPY_LOG: warps * X.COPY_BYTES if _COPIES.search(run.launch.module.ptx) else 0,
+            X.X_COPY_LOG: warps * X.COPY_BYTES if _has(_COPIES, run.launch.module.ptx) else 0,
             X.X_MEET: groups * X.MEETS * 2 * clock, X.X_DOUBTS: warps * clock if x[X.X_CROSS] else 0,
             X.X_B_OWN: 2 * barriers * clock if x[X.X_CROSS] else 0,
             X.X_BAR_DOUBTS: 16 * unit.slots * clock if x[X.X_CROSS] else 0,

@@ -28,6 +28,7 @@ _KINDS = {
     "unsupported": (L.ERR_UNSUPPORTED, L.ERR_ASYNC_FULL),
 }  # fmt: skip
 _KIND_OF = {code: kind for kind, codes in _KINDS.items() for code in codes}
+_RULES = {code: name for name, code in vars(L).items() if name.startswith("ERR_")}
 _FIXES = {
     "out-of-bounds": "predicate the access, or give the tensor map and the buffers the extents that are accessed",
     "alignment": "align the address: 128 bytes for tensor copies to shared memory, 16 for bulk copies, the own "
@@ -56,4 +57,4 @@ def finding_of(stopped: TensorladderError, kernel: str = "") -> Finding:
         return Finding("timeout" if "time-out" in message else "launch", message, Where(kernel=kernel or None))
     code, where = known
     kind = _KIND_OF.get(code, "trap")
-    return Finding(kind, message, where, fix=_FIXES.get(kind, ""))
+    return Finding(kind, message, where, fix=_FIXES.get(kind, ""), rule=_RULES.get(code, ""))

@@ -230,6 +230,7 @@ F_LINEAR = 104  # CTA of the access
 F_OTHER_LINEAR = 112  # CTA that is in the other access's slot now
 F_BYTES = 128
 
+_NAMED = set(globals())
 #: what can be found (words.py says it in words)
 (RACE_WW, RACE_WR, RACE_RW, PROXY, PROXY_WRITE, UNINITIALISED, BARRIER_NOT_VISIBLE, BARRIER_NOT_FENCED, BARRIER_TWICE,
  PHASE_ALIAS, TX_LEFT, STORE_AT_EXIT, REMOTE_AFTER_EXIT, WAIT_LD, AFTER_SYNC, BEFORE_SYNC, COMMIT_OTHER_LANE,
@@ -242,6 +243,10 @@ F_BYTES = 128
 (MAP_NOT_RELEASED, MAP_NOT_ACQUIRED, PROXY_GLOBAL, ST_NOT_FENCED, LANES_RACE, LANES_TOGETHER,
  LANES_STORE, WAIT_NARROW, LANES_HANDED, LANES_FREED, PROXY_LATE, LANES_COPIED,
  LANES_AFTER, PROXY_COPIED) = range(64, 78)  # fmt: skip
+#: their names
+RULES: dict[int, str] = {
+    value: name for name, value in globals().items() if name not in _NAMED and isinstance(value, int)
+}
 
 # ---------------------------------------------------------------- addresses that synchronise
 SYNC_SLOTS = 4096  # hash slots: (address and whose level, index of its two clocks, narrow release: place), i64

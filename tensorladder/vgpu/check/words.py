@@ -151,7 +151,7 @@ def findings_of(watch: Watch) -> Iterator[Finding]:
     """The findings of one unit."""
     reader = Reader(watch)
     for row in watch.records().tolist():
-        yield _finding(reader, row)
+        yield replace(_finding(reader, row), rule=X.RULES[row[X.F_CODE // 8]])
     if watch.words[X.X_ADVICE]:
         yield from _advice(reader)
     if watch.run.low.moves_registers and not watch.run.words[L.L_REGISTERS]:
@@ -259,7 +259,8 @@ def finding_across(conflict: Conflict) -> Finding:
     narrow = _both_strong(conflict.now[1], conflict.other[1])
     together = conflict.now[0].run is conflict.other[0].run
     edge, fix = _SCOPES if narrow else _CTAS if together else _LAUNCHES
-    return _unordered(conflict.code, "global memory", now, earlier, edge, fix, scope=narrow)
+    found = _unordered(conflict.code, "global memory", now, earlier, edge, fix, scope=narrow)
+    return replace(found, rule=X.RULES[conflict.code])
 
 
 #: what is missing between CTAs
