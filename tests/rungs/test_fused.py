@@ -69,6 +69,8 @@ CASES = [
     (Form("bf16", "fp32"), (140, 152, 136, 1), small(64, 56, (1, 2), swap=True)),
     (Form("e4m3", "fp16", scaled=True, gated=True), (70, 80, 144, 1), small(64, 80)),
     (Form("bf16", "bf16", c_tma=False), (70, 85, 72, 2), small(64, 40)),
+    (Form("fp16", "fp16"), (140, 152, 200, 1), small(64, 72, (2, 1))),
+    (Form("fp16", "fp16", gated=True), (200, 152, 200, 1), small(64, 112, (2, 2), sm_count=8)),
     (Form("fp16", "fp16", activation="relu", gated=True), (70, 136, 72, 1), small(128, 32, (1, 2), swap=True)),
 ]
 

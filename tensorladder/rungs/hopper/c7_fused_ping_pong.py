@@ -118,6 +118,10 @@ class FusedGemm:
         self.a_major, self.b_major = MAJORS[form.a_major], MAJORS[form.b_major]
         self.cluster = (config.cluster_m, config.cluster_n)
         self.ctas = config.cluster_m * config.cluster_n
+        # Into how many boxes the CTAs of a column cut B's tile; where these would not be whole rows of the swizzle each
+        # asks for all of it in its turn, K tile by K tile.
+        self.boxes_B = config.cluster_m if self.part % (8 * config.cluster_m) == 0 else 1
+        self.turns_B = config.cluster_m // self.boxes_B
         self.launch_cluster = (self.ctas, 1, 1) if self.ctas > 1 else None
         self.producer_warp = WARPS * GROUPS
         self.threads = WARPGROUP * (GROUPS + 1)
@@ -144,11 +148,11 @@ class FusedGemm:
 
         # A descriptor and a tensor of coordinates for each matrix. TMA takes coordinates, not addresses. The box is
         # what one CTA asks for: its part of a tile that it shares with those of its row (A) or column (B).
-        (load_A, share_A), (load_B, share_B) = load_op(self.cluster[1]), load_op(self.cluster[0])
+        (load_A, share_A), (load_B, _) = load_op(self.cluster[1]), load_op(self.cluster[0])
         sA_part = smem_layout(element_type, self.a_major, rows, bK, self.stages)
         sB_part = smem_layout(element_type, self.b_major, part, bK, self.stages)
         box_A = (cute.select(sA_part, mode=[0, 1]), (rows, bK), share_A)
-        box_B = (cute.select(sB_part, mode=[0, 1]), (part, bK), share_B)
+        box_B = (cute.select(sB_part, mode=[0, 1]), (part, bK), self.boxes_B)
         tma_A, mA = cpasync.make_tiled_tma_atom(load_A, mA, *box_A)
         tma_B, mB = cpasync.make_tiled_tma_atom(load_B, mB, *box_B)
         tma_U = None
@@ -222,14 +226,15 @@ class FusedGemm:
         share_B = cute.make_layout_image_mask(cta_layout, (cta_m, cta_n), mode=0)
 
         # gmem -> smem: (TMA, stage), (TMA, tile, k tile, product), for each part
-        tAsA, tAgA = tma_partition(tma_A, sA_parts[None, None, 0, 0, None], gA, cta_n, self.cluster[1])
-        tBsB, tBgB = tma_partition(tma_B, sB_parts[None, None, 0, 0, None], gB, cta_m, self.cluster[0])
+        box_A, box_B = (cta_n, self.cluster[1]), (cta_m % self.boxes_B, self.boxes_B)
+        loads_A = ((tma_A, *tma_partition(tma_A, sA_parts[None, None, 0, 0, None], gA, *box_A)),)
+        loads_B = ((tma_B, *tma_partition(tma_B, sB_parts[None, None, 0, 0, None], gB, *box_B)),)
         if cutlass.const_expr(mU is not None):
             gU = cute.local_tile(mU, (rows if self.swap else part, bK), (None, None, None))
             if cutlass.const_expr(self.swap):
-                tUsU, tUgU = tma_partition(tma_U, sA_parts[None, None, 1, 0, None], gU, cta_n, self.cluster[1])
+                loads_A += ((tma_U, *tma_partition(tma_U, sA_parts[None, None, 1, 0, None], gU, *box_A)),)
             else:
-                tUsU, tUgU = tma_partition(tma_U, sB_parts[None, None, 1, 0, None], gU, cta_m, self.cluster[0])
+                loads_B += ((tma_U, *tma_partition(tma_U, sB_parts[None, None, 1, 0, None], gU, *box_B)),)
 
         # smem -> MMA: "fragments" of A and B are descriptors (MMA, MMA_M, MMA_K, stage), the same for all threads of a
         # warpgroup.
@@ -266,12 +271,9 @@ class FusedGemm:
                     m, n, l = cluster_tile(tile, tiles, self.raster, self.cluster, (cta_m, cta_n))
                     for k in range(num_k_tiles):
                         stage = producer.acquire_and_advance()
-                        full, i = stage.barrier, stage.index
-                        cute.copy(tma_A, tAgA[None, m, k, l], tAsA[None, i], tma_bar_ptr=full, mcast_mask=share_A)
-                        cute.copy(tma_B, tBgB[None, n, k, l], tBsB[None, i], tma_bar_ptr=full, mcast_mask=share_B)
-                        if cutlass.const_expr(mU is not None):
-                            u, share_U = (m, share_A) if self.swap else (n, share_B)
-                            cute.copy(tma_U, tUgU[None, u, k, l], tUsU[None, i], tma_bar_ptr=full, mcast_mask=share_U)
+                        self.load(loads_A, (m, k, l), stage.index, stage.barrier, share_A)
+                        if self.turns_B == 1 or k % self.turns_B == cta_m:
+                            self.load(loads_B, (n, k, l), stage.index, stage.barrier, share_B)
                 # Shared memory belongs to the CTA only until it exits: wait for the peers' last arrivals.
                 producer.tail()
 
@@ -318,6 +320,12 @@ class FusedGemm:
             # Shared memory belongs to the CTA only until it exits: wait until TMA has read it.
             if warp % WARPS == 0:
                 cute.arch.cp_async_bulk_wait_group(0, read=True)
+
+    @cute.jit
+    def load(self, loads: tuple, at: cute.Coord, stage: cutlass.Int32, barrier: cute.Pointer, mask: cutlass.Int16):
+        """Ask TMA for a K tile of A or of B, and of U with it where there is one."""
+        for atom, smem, gmem in loads:
+            cute.copy(atom, gmem[(None, *at)], smem[None, stage], tma_bar_ptr=barrier, mcast_mask=mask)
 
     @cute.jit
     def multiply(
@@ -382,6 +390,6 @@ def check_config(config: FusedGemmConfig, arch: str, form: Form) -> None:
             part = replace(config, tile=(bM // 2, bN, bK))
         form = replace(swapped(form), gated=False)
     limits.check_tile(RUNG, form, config.tile, halves)
-    limits.check_cluster(RUNG, form, part)
+    limits.check_cluster(RUNG, form, part, whole=True)
     limits.check_registers(RUNG, config, GROUPS, bM * bN // math.prod(halves) // WARPGROUP)
     limits.check_smem(RUNG, arch, form, config, GROUPS, bN // halves[1] // (2 if form.gated else 1))

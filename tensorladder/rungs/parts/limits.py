@@ -47,8 +47,9 @@ def check_tile(rung: Rung, form: Form, tile: tuple[int, int, int], halves: tuple
     rung.require(bN % step == 0, f"tile={tile}: N must be a multiple of {step} ({why})")
 
 
-def check_cluster(rung: Rung, form: Form, config: Any) -> None:
-    """cluster_m, cluster_n: CTAs that share a tile cut it into whole rows of the swizzle."""
+def check_cluster(rung: Rung, form: Form, config: Any, whole: bool = False) -> None:
+    """cluster_m, cluster_n: CTAs that share a tile cut it into whole rows of the swizzle. whole: or of B with K
+    contiguous each asks for all of it in its turn."""
     bM, bN, _ = config.tile
     shared = {
         "cluster_m": (config.cluster_m, bN // (2 if form.gated else 1), form.b_major),
@@ -56,7 +57,7 @@ def check_cluster(rung: Rung, form: Form, config: Any) -> None:
     }
     for name, (ctas, rows, major) in shared.items():
         step = 64 if major == "mn" and ctas > 1 else 8
-        fits = ctas > 0 and rows % (step * ctas) == 0
+        fits = ctas > 0 and (rows % (step * ctas) == 0 or (whole and name == "cluster_m" and major == "k"))
         rung.require(fits, f"{name}={ctas}: must cut {rows} rows of a tile into parts of whole {step}")
     ctas = config.cluster_m * config.cluster_n
     most = archs.PORTABLE_CLUSTER
