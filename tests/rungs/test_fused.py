@@ -70,7 +70,7 @@ CASES = [
     (Form("e4m3", "fp16", scaled=True, gated=True), (70, 80, 144, 1), small(64, 80)),
     (Form("bf16", "bf16", c_tma=False), (70, 85, 72, 2), small(64, 40)),
     (Form("fp16", "fp16"), (140, 152, 200, 1), small(64, 72, (2, 1))),
-    (Form("fp16", "fp16", gated=True), (200, 152, 200, 1), small(64, 112, (2, 2), sm_count=8)),
+    (Form("fp16", "fp16", gated=True), (200, 152, 200, 1), small(64, 112, (4, 1), sm_count=9)),
     (Form("fp16", "fp16", activation="relu", gated=True), (70, 136, 72, 1), small(128, 32, (1, 2), swap=True)),
 ]
 
@@ -227,6 +227,7 @@ def test_a_launch_waits_for_what_the_one_before_wrote(policy):
         (Form("fp16", "fp16"), {"tile": (64, 84, 64)}, "multiple of 8"),
         (Form("fp16", "fp16"), {"tile": (128, 104, 64), "split": "n"}, "multiple of 16"),
         (Form("fp16", "fp16"), {"tile": (64, 96, 64), "split": "m"}, "multiple of 128"),
+        (Form("fp16", "fp16"), {"tile": (64, 72, 64), "cluster_m": 2, "cluster_n": 2}, "must cut 72 rows"),
         (Form("fp16", "fp16"), {"split": "k"}, "split='k'"),
         (Form("fp16", "fp16", gated=True), {"split": "n"}, "cut along M"),
         (Form("fp16", "fp16", gated=True), {"tile": (64, 72, 64)}, "multiple of 16"),

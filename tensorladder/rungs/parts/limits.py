@@ -48,8 +48,9 @@ def check_tile(rung: Rung, form: Form, tile: tuple[int, int, int], halves: tuple
 
 
 def check_cluster(rung: Rung, form: Form, config: Any, whole: bool = False) -> None:
-    """cluster_m, cluster_n: CTAs that share a tile cut it into whole rows of the swizzle. whole: or of B with K
-    contiguous each asks for all of it in its turn."""
+    """cluster_m, cluster_n: CTAs that share a tile cut it into whole rows of the swizzle. whole: or in clusters of a
+    column each asks for all of B's in its turn, if K is contiguous. (With rows besides, a CTA could release a stage
+    to its column a second time before others have once: what it waits for would not come from all of them.)"""
     bM, bN, _ = config.tile
     shared = {
         "cluster_m": (config.cluster_m, bN // (2 if form.gated else 1), form.b_major),
@@ -57,7 +58,8 @@ def check_cluster(rung: Rung, form: Form, config: Any, whole: bool = False) -> N
     }
     for name, (ctas, rows, major) in shared.items():
         step = 64 if major == "mn" and ctas > 1 else 8
-        fits = ctas > 0 and (rows % (step * ctas) == 0 or (whole and name == "cluster_m" and major == "k"))
+        in_turns = whole and (name, major, config.cluster_n) == ("cluster_m", "k", 1)
+        fits = ctas > 0 and (rows % (step * ctas) == 0 or in_turns)
         rung.require(fits, f"{name}={ctas}: must cut {rows} rows of a tile into parts of whole {step}")
     ctas = config.cluster_m * config.cluster_n
     most = archs.PORTABLE_CLUSTER
