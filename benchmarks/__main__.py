@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from benchmarks import vgpu
 from benchmarks.timing import Options, cores
 from tensorladder.core.errors import TensorladderError
+from tensorladder.core.pipes import piped
 
 
 def machine() -> dict:
@@ -66,4 +67,4 @@ def _line(row: dict) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(piped(main))

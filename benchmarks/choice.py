@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorladder.core.errors import TensorladderError
+from tensorladder.core.pipes import piped
 from tensorladder.measure import pack as packs
 from tensorladder.ops import measured
 from tensorladder.ops.choose import choose, modelled
@@ -154,4 +155,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(piped(main))

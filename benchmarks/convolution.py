@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorladder.core.errors import TensorladderError
+from tensorladder.core.pipes import piped
 from tensorladder.measure import bench
 from tensorladder.measure import pack as packs
 from tensorladder.measure.suites import Suite
@@ -163,4 +164,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(piped(main))

@@ -29,6 +29,7 @@ from benchmarks.mutation_reasons import by_construction
 from benchmarks.mutation_table import keep, line_of, row, summary
 from tensorladder.core.errors import TensorladderError, UsageError
 from tensorladder.core.findings import Finding, Verdict
+from tensorladder.core.pipes import piped
 from tensorladder.core.program import Launch, Module, Program, Stream
 from tensorladder.measure.hazards import new_checker
 from tensorladder.measure.run import Request, VirtualTarget, build, digest, judge, plan
@@ -314,4 +315,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(piped(main))

@@ -17,6 +17,7 @@ from typing import Any
 from unittest import mock
 
 from tensorladder.core.errors import TensorladderError
+from tensorladder.core.pipes import piped
 from tensorladder.silicon.driver import facts
 from tensorladder.silicon.target import cuda_torch
 
@@ -162,4 +163,4 @@ def _print(row: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(piped(main))

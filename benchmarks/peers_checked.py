@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tensorladder.core.pipes import piped
 from tensorladder.measure import bench
 from tests.peers.checked import unexplained, why
 
@@ -95,4 +96,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(piped(main))

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tensorladder.core.errors import TensorladderError
+from tensorladder.core.pipes import piped
 from tensorladder.core.timeline import LOAD
 from tensorladder.measure import bench, trace
 from tensorladder.measure import pack as packs
@@ -164,4 +165,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(piped(main))

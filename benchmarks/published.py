@@ -16,6 +16,7 @@ from pathlib import Path
 from unittest import mock
 
 from tensorladder.core.errors import TensorladderError
+from tensorladder.core.pipes import piped
 from tensorladder.measure import bench
 from tensorladder.measure import pack as packs
 from tensorladder.measure.baselines import BASELINES
@@ -148,4 +149,4 @@ def _line(r: bench.Record) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(piped(main))

@@ -21,6 +21,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tensorladder.core.pipes import piped
+
 os.environ.setdefault("QUACK_ARCH", "90")
 os.environ.setdefault("CUTE_DSL_ARCH", "sm_90a")
 
@@ -114,4 +116,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(piped(main))

@@ -25,6 +25,7 @@ from typing import Any
 from unittest import mock
 
 from tensorladder.core.errors import TensorladderError, UsageError
+from tensorladder.core.pipes import piped
 from tensorladder.measure import bench
 from tensorladder.measure import pack as packs
 from tensorladder.measure.suites import Suite
@@ -253,4 +254,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(piped(main))

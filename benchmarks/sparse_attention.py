@@ -24,6 +24,7 @@ import numpy as np
 
 from benchmarks import sparse_peers as peers
 from tensorladder.core.errors import TensorladderError
+from tensorladder.core.pipes import piped
 from tensorladder.measure import bench
 from tensorladder.measure import pack as packs
 from tensorladder.measure.suites import Suite
@@ -386,4 +387,4 @@ def _line(r: bench.Record) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(piped(main))

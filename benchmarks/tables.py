@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks import sparse_attention, topk_indexer
+from tensorladder.core.pipes import piped
 from tensorladder.draw.benchmarks import pictures
 from tensorladder.measure import bench, suites
 
@@ -275,4 +276,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(piped(main))

@@ -28,6 +28,7 @@ import numpy as np
 
 from benchmarks import deepgemm
 from tensorladder.core.errors import TensorladderError
+from tensorladder.core.pipes import piped
 from tensorladder.measure import bench
 from tensorladder.measure import pack as packs
 from tensorladder.measure.dynamic import templates
@@ -380,4 +381,4 @@ def _line(r: bench.Record) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(piped(main))

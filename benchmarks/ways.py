@@ -26,6 +26,7 @@ from typing import Any
 
 from benchmarks.overhead import measure
 from tensorladder.core.errors import TensorladderError, UsageError
+from tensorladder.core.pipes import piped
 from tensorladder.measure import bench, extension
 from tensorladder.measure import pack as packs
 from tensorladder.measure.suites import Suite
@@ -312,4 +313,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(piped(main))

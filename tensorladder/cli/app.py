@@ -6,7 +6,6 @@ Exit codes: 0 what is reported is good; 1 a result is wrong or a hazard was foun
 from __future__ import annotations
 
 import errno
-import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -32,6 +31,7 @@ from tensorladder.cli import (
     trace,
 )
 from tensorladder.core.errors import TensorladderError
+from tensorladder.core.pipes import silence
 
 USAGE = 2
 INTERRUPTED = 130
@@ -105,16 +105,18 @@ def _run(arguments: Sequence[str] | None) -> int:
         output.complain("interrupted")
         return INTERRUPTED
     except BrokenPipeError:
-        return _reader_gone()
+        silence()
+        return 0
     except SystemExit as stop:
         # typer turns a broken pipe into an exit of its own.
         if isinstance(stop.__context__, BrokenPipeError):
-            return _reader_gone()
+            silence()
+            return 0
         raise
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
-        _silence_stdout()
+        silence()
         output.complain("the output cannot be written: no space left on the device")
         return 1
     except Exception as error:
@@ -128,17 +130,6 @@ def _run(arguments: Sequence[str] | None) -> int:
 def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
     """A warning as one line: neither the place in the source nor the source line means anything to a person here."""
     output.complain(f"warning: {message}")
-
-
-def _reader_gone() -> int:
-    """The reader of our pipe went away (`| head`): not an error, and nothing more can be said there."""
-    _silence_stdout()
-    return 0
-
-
-def _silence_stdout() -> None:
-    """What is still in its buffer would fail again when Python exits."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno())  # type: ignore[union-attr]
 
 
 def _usage_line(error: Exception) -> str:

@@ -29,7 +29,7 @@ from tensorladder.measure.accepted import Judged
 from tensorladder.measure.hazard_files import HazardFiles
 from tensorladder.measure.request import parse_policy, parse_seed, parse_shape, parse_timeout
 from tensorladder.measure.run import plan
-from tensorladder.rungs.rung import find
+from tensorladder.rungs.rung import RungInfo, find
 
 
 def check(
@@ -103,7 +103,7 @@ def check(
             else:
                 report = hazards.check_rung(
                     plan(
-                        find(target), shape=parse_shape(shape) if shape is not None else None, dtype=dtype, arch=arch,
+                        _rung(target), shape=parse_shape(shape) if shape is not None else None, dtype=dtype, arch=arch,
                         policy=policy, seed=seed, timeout=timeout, sm_count=sm_count,
                     ),
                     seeds,
@@ -119,6 +119,23 @@ def check(
     stops.say_unmet(points)
     files.write()
     return worst.exit_code
+
+
+#: files that others take, or that PTX is made of
+_OTHERS = {
+    ".cu": "nvcc -ptx -lineinfo -arch sm_90a {0} makes one of CUDA C++",
+    ".py": "`tensorladder exec --check {0}` runs a script",
+    ".cubin": "machine code does not run here, PTX does",
+}
+
+
+def _rung(target: str) -> RungInfo:
+    """The rung of that name; UsageError for a file that is not PTX."""
+    suffix = Path(target).suffix
+    if suffix in _OTHERS or "/" in target or Path(target).is_file():
+        hint = f": {_OTHERS[suffix].format(target)}" if suffix in _OTHERS else ""
+        raise UsageError(f"{target}: check takes rungs and files of PTX, NAME.ptx{hint}")
+    return find(target)
 
 
 def _check_zoo(names: list[str], as_json: bool) -> int:

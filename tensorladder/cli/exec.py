@@ -55,6 +55,8 @@ def exec_script(
         return stop.exit_code
     except TensorladderError:
         raise
+    except BrokenPipeError:  # whoever read the script's output
+        raise
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in EXTRAS:

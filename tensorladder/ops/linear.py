@@ -11,6 +11,7 @@ from tensorladder.core.errors import UsageError
 from tensorladder.ops.plan import ACTIVATIONS
 from tensorladder.ops.product import matmul
 
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MULTIPLE = 8  # 16 bytes of two: what TMA wants the weight's pitch to be a multiple of
 
 
@@ -27,12 +28,21 @@ class Linear(torch.nn.Linear):
         device: Any = None, dtype: torch.dtype | None = None,
     ) -> None:  # fmt: skip
         for name, extent in (("in_features", in_features), ("out_features", out_features)):
-            if not isinstance(extent, int) or extent < 0:
-                raise UsageError(f"{name}: {extent!r}: it takes a whole number")
+            if not isinstance(extent, int) or isinstance(extent, bool) or extent < 0:
+                raise UsageError(f"{name}: {extent!r}: it takes a whole number, 0 or more")
         if in_features % MULTIPLE:
             raise UsageError(f"in_features: {in_features}: TMA wants rows of 16 bytes, pad it to a multiple of 8")
         if activation not in (None, *ACTIVATIONS):
             raise UsageError(f"activation: {activation!r}: it takes {', '.join(ACTIVATIONS)}")
+        if not isinstance(bias, bool):
+            raise UsageError(f"bias: {type(bias).__name__}: it takes True or False")
+        if dtype not in (None, *DTYPES):
+            raise UsageError(f"dtype: {dtype}: it takes {', '.join(map(str, DTYPES))}")
+        if device is not None:
+            try:
+                torch.device(device)
+            except (RuntimeError, TypeError):
+                raise UsageError(f"device: {device!r}: it takes what torch.device takes, 'cuda' for one") from None
         super().__init__(in_features, out_features, bias, device, dtype)
         self.activation = activation
 

@@ -60,11 +60,15 @@ def test_a_rung_is_clean(capsys):
         ["a1", "--seeds", "0"],
         ["a1", "--async", "never"],
         ["--zoo", "--junit", "f.xml"],
+        ["many.cu"],
+        ["script.py"],
     ],
 )
 def test_bad_requests_are_one_line(arguments, capsys):
     assert main(["check", *arguments]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert ("files of PTX, NAME.ptx" in said) is (arguments[0] in ("many.cu", "script.py"))
 
 
 def test_what_is_not_modelled_is_incomplete(tmp_path, capsys):

@@ -123,9 +123,10 @@ def test_module_and_exit_code_reach_the_shell():
     assert done.stderr.count("\n") == 1 and "q9" in done.stderr
 
 
-def test_a_reader_that_goes_away_is_no_error():
+@pytest.mark.parametrize("program", ["tensorladder list --json", "benchmarks.peers_checked --json"])
+def test_a_reader_that_goes_away_is_no_error(program):
     done = subprocess.run(
-        f"set -o pipefail; {sys.executable} -m tensorladder list --json | head -c 10",
+        f"set -o pipefail; {sys.executable} -m {program} | head -c 10",
         shell=True, executable="/bin/bash", capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0 and done.stderr == ""

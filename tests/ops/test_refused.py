@@ -120,9 +120,12 @@ def test_a_config_of_groups(vgpu):
 
 
 def test_layers():
-    for name, given in (("in_features", ("8", 8)), ("in_features", (-8, 8)), ("out_features", (8, 8.0))):
-        with pytest.raises(UsageError, match=name):
-            tl.Linear(*given)
+    for name, wrong in (("in_features", ("8", -1, True, 30)), ("out_features", (8.0, -3, False, None)),
+                        ("bias", (None, torch.ones(16))), ("activation", ("tanh", ["relu"])), ("device", ("gpu", 3.5)),
+                        ("dtype", ("fp16", torch.float64, torch.int32, torch.complex64))):  # fmt: skip
+        for value in wrong:
+            with pytest.raises(UsageError, match=f"^{name}: "):
+                tl.Linear(**{"in_features": 8, "out_features": 16, name: value})
     layer = tl.Linear(8, 16, dtype=torch.float16, device="meta")
     assert layer(halves(3, 8).to("meta")).shape == (3, 16)
     for x in (halves(3, 7), halves(1)[0]):
