@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 pytest.importorskip("llvmlite")
@@ -11,6 +13,7 @@ from tests.vgpu.test_check import (
     COPY,
     FENCE,
     FILL,
+    HEAD,
     INIT,
     MINE,
     OTHERS,
@@ -19,6 +22,7 @@ from tests.vgpu.test_check import (
     STORE,
     SYNC,
     check,
+    edited,
     errors,
     init,
     wait,
@@ -40,6 +44,27 @@ LOOP = (
     @%p0 cp.async.bulk.commit_group;""" + READ + SYNC + MINE + FENCE + SYNC
     + "add.u32 %r9, %r9, 1; setp.lt.u32 %p4, %r9, 2; @%p4 bra AGAIN;"
 )  # fmt: skip
+#: each CTA of a pair copies 256 bytes from its shared memory to the other one's
+PEER = INIT.format(count=1) + """{fence} barrier.cluster.arrive; barrier.cluster.wait;
+    mov.u32 %r6, %cluster_ctarank; xor.b32 %r6, %r6, 1; mapa.shared::cluster.u32 %r7, %r10, %r6;
+    mapa.shared::cluster.u32 %r8, %r2, %r6; add.u32 %r9, %r2, 1024; add.u32 %r11, %r3, %r1;
+    setp.gt.u32 %p2, %r0, 31; @%p2 bra FILL; bra FULL; FILL: st.shared.v2.u32 [%r11+768], {{%r0, %r0}};
+    """ + FENCE + "FULL:" + SYNC + """@%p0 mbarrier.arrive.expect_tx.shared.b64 _, [%r10], 256;
+    @%p0 cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%r8], [%r9], 256, [%r7]; {end}"""
+INIT_FENCE = "fence.mbarrier_init.release.cluster;"
+MEET = wait(0) + "barrier.cluster.arrive; barrier.cluster.wait;"
+#: warp 1 waits for phases of bar, and tells warp 0 by bar + 8, who arrives for the next phase
+RELAXED = (
+    INIT.format(count=32) + "@%p0 mbarrier.init.shared.b64 [%r10+8], 32;" + SYNC
+    + """mov.u32 %r6, 0; setp.gt.u32 %p2, %r0, 31; @%p2 bra SECOND;
+    FIRST: mbarrier.arrive.relaxed.cta.shared.b64 _, [%r10];
+    W1: mbarrier.try_wait.parity.relaxed.cta.shared.b64 %p1, [%r10+8], %r6; @!%p1 bra W1;
+    xor.b32 %r6, %r6, 1; setp.eq.u32 %p3, %r6, 1; @%p3 bra FIRST; bra END;
+    SECOND: {late}
+    W2: mbarrier.try_wait.parity.relaxed.cta.shared.b64 %p1, [%r10], %r6; @!%p1 bra W2; {soon}
+    xor.b32 %r6, %r6, 1; setp.eq.u32 %p3, %r6, 1; @%p3 bra SECOND; END:"""
+)  # fmt: skip
+TELL = "mbarrier.arrive.relaxed.cta.shared.b64 _, [%r10+8];"
 
 
 def test_the_exit_while_a_store_reads_is_for_review() -> None:
@@ -74,18 +99,48 @@ def test_the_same_store_by_two_warps_is_for_review() -> None:
 def test_an_mbarrier_of_the_own_cta_wants_no_fence_for_asynchronous_operations() -> None:
     """They access it through the generic proxy (PTX ISA 9.3): a barrier of the CTA is enough. Not for a peer's."""
     assert not check(init(1) + FILL + wait(0) + OTHERS + OUT).findings
-    peer = INIT.format(count=1) + """{fence} barrier.cluster.arrive; barrier.cluster.wait;
-        mov.u32 %r6, %cluster_ctarank; xor.b32 %r6, %r6, 1; mapa.shared::cluster.u32 %r7, %r10, %r6;
-        mapa.shared::cluster.u32 %r8, %r2, %r6;
-        add.u32 %r9, %r2, 1024; add.u32 %r11, %r3, %r1; setp.gt.u32 %p2, %r0, 31; @%p2 bra FILL; bra FULL;
-        FILL: st.shared.v2.u32 [%r11+768], {{%r0, %r0}};""" + FENCE + "FULL:" + SYNC + """
-        @%p0 mbarrier.arrive.expect_tx.shared.b64 _, [%r10], 256;
-        @%p0 cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%r8], [%r9], 256, [%r7];
-        """ + wait(0) + "barrier.cluster.arrive; barrier.cluster.wait;"
-    report = check(peer.format(fence=""), grid=2, cluster=2)
+    report = check(PEER.format(fence="", end=MEET), grid=2, cluster=2)
     assert [f.kind for f in report.findings] == ["barrier-init"] and not errors(report)
-    fence = "fence.mbarrier_init.release.cluster;"
-    assert not check(peer.format(fence=fence), grid=2, cluster=2).findings
+    assert not check(PEER.format(fence=INIT_FENCE, end=MEET), grid=2, cluster=2).findings
+
+
+@pytest.mark.parametrize(
+    ("end", "codes"),
+    [
+        (MEET, 0),
+        (MEET.replace("arrive;", "arrive.relaxed;"), 0),
+        (wait(0), 1),
+        ("barrier.cluster.arrive; barrier.cluster.wait;" + wait(0), 1),
+        ("barrier.cluster.arrive.relaxed;" + wait(0) + "barrier.cluster.wait;", 1),
+    ],
+)
+def test_the_exit_while_a_copy_to_a_peer_reads_is_for_review(end, codes) -> None:
+    """That the receiver has waited is enough, whatever tells the sender: the order of execution counts."""
+    for policy in ("eager", "lazy"):
+        report = check(PEER.format(fence=INIT_FENCE, end=end), grid=2, cluster=2, policy=policy)
+        assert [f.kind for f in report.findings] == ["missing-wait"] * codes and not errors(report), policy
+
+
+def test_relaxed_arrivals_and_waits_keep_a_phase_from_being_missed() -> None:
+    assert not check(RELAXED.format(late="", soon=TELL)).findings
+    report = check(RELAXED.format(late=TELL, soon=""))  # before it has looked
+    assert {f.kind for f in report.findings} == {"barrier-phase"} and not errors(report)
+    lines = {(HEAD + RELAXED).split(label)[0].count("\n") + 1 for label in ("W1:", "W2:")}
+    assert {f.where.ptx_line for f in report.findings} == lines  # of the very waits
+
+
+def test_relaxed_barriers_of_a_cluster_order_tensor_memory() -> None:
+    """With the tcgen05 fences around them, and before dealloc without (DeepGEMM's products of pairs end so)."""
+    sync = "barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.aligned;"
+
+    def relaxed(ptx: str) -> str:
+        first, *rest = re.split(r"bar\.sync\s+0;", ptx)
+        assert len(rest) == 3  # the address, what was stored, what was loaded
+        return first + "bar.sync 0;" + rest[0] + sync + rest[1] + sync + rest[2]
+
+    assert not edited("z2", relaxed).findings
+    fence = "tcgen05.fence::after_thread_sync"
+    assert errors(edited("z2", lambda ptx: relaxed(ptx).replace(fence, "bar.warp.sync -1"))) == {"missing-wait"}
 
 
 @pytest.mark.parametrize(("first", "last", "found"), [(16, 20, set()), (20, 24, {"uninitialised"})])

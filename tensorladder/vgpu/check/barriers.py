@@ -23,6 +23,20 @@ from tensorladder.vgpu.check.clocks import (
     tick,
     visible,
 )
+from tensorladder.vgpu.check.executed import (
+    arrives,
+    come_to,
+    executed,
+    executed_in_phase,
+    forget,
+    forget_phases,
+    go_on,
+    of_bar,
+    of_cluster,
+    phase_over,
+    separate,
+    waited,
+)
 from tensorladder.vgpu.check.exits import visit
 from tensorladder.vgpu.check.fences import keep_fence
 from tensorladder.vgpu.check.lanes import all_met
@@ -79,10 +93,15 @@ def barrier_at(x, host):
 
 
 @helper
+def number_of_barrier(x, b):
+    """An mbarrier's number, from its record."""
+    return (b - ld64(x + X.X_B)) // X.B_BYTES
+
+
+@helper
 def phase_clocks(x, b):
     """Clocks (V, P) of an mbarrier's phase that runs; those of complete phases follow, then V of all but the last."""
-    number = (b - ld64(x + X.X_B)) // X.B_BYTES
-    return ld64(x + X.X_B_CLOCKS) + X.B_CLOCKS * number * ld64(x + X.X_CLOCK_BYTES)
+    return ld64(x + X.X_B_CLOCKS) + X.B_CLOCKS * number_of_barrier(x, b) * ld64(x + X.X_CLOCK_BYTES)
 
 
 @helper
@@ -94,8 +113,7 @@ def complete_clocks(x, b):
 @helper
 def seen_by(x, b, warp):
     """Where it is kept which phase of an mbarrier a warp of its CTA saw complete, and at which clock."""
-    number = (b - ld64(x + X.X_B)) // X.B_BYTES
-    return ld64(x + X.X_B_SEEN) + 16 * (number * ld64(x + X.X_WARPS) + warp)
+    return ld64(x + X.X_B_SEEN) + 16 * (number_of_barrier(x, b) * ld64(x + X.X_WARPS) + warp)
 
 
 @helper
@@ -136,6 +154,7 @@ def on_init(x, n, host, count, lanes, iid):
     clocks = phase_clocks(x, b)
     for k in range(X.B_CLOCKS):
         clear(x, clocks + k * size)
+    forget_phases(x, number_of_barrier(x, b))
     for warp in range(ld64(x + X.X_WARPS)):
         st64(seen_by(x, b, warp), -1)
     st64(b + X.B_BASE, ld64(b + X.B_PHASES))
@@ -201,9 +220,12 @@ def on_arrive(x, n, host, count, flags, lanes, iid):
         at_place(x, n, lanes, X.SPACE_TMEM, 0, 0, 0)
         found(x, X.BEFORE_SYNC, site_of(n, iid), 0, site_of(n, access - 1), 0, 0, 0)
     st64(b + X.B_ARRIVED, site_of(n, iid))
+    arrives(x, n, number_of_barrier(x, b))
     if flags & RELAXED == 0 and not out_of_scope(x, n, b, flags, iid):
         visit(x, n, ld64(b + X.B_SLOT), iid)
         hand_on(x, n, b, phase_clocks(x, b))
+        tick(x, n)
+    elif separate(x):
         tick(x, n)
 
 
@@ -226,6 +248,7 @@ def async_arrival(x, n, b, lanes, by_async, iid):
     """An operation that a warp issues will arrive (by_async: through the async proxy): what the warp knows is older."""
     use_barrier(x, n, b, lanes, by_async, iid)
     st64(b + X.B_ARRIVED, site_of(n, iid))
+    arrives(x, n, number_of_barrier(x, b))
     hand_on(x, n, b, phase_clocks(x, b))
 
 
@@ -245,14 +268,17 @@ def on_flip(x, n, host, lanes, iid):
     first = ld64(b + X.B_SLOT) * ld64(x + X.X_WARPS)
     for warp in range(ld64(x + X.X_WARPS)):
         seen = seen_by(x, b, warp)
-        if ld64(seen) == phases - 1 and clock_of(running, first + warp) < ld64(seen + 8):
+        if ld64(seen) != phases - 1:
+            continue
+        if executed_in_phase(x, number_of_barrier(x, b), running, first + warp) < ld64(seen + 8) & 0xFFFFFFFF:
             name_barrier(x, first + warp, 0xFFFFFFFF, b)
-            site = site_of(first + warp, ld64(record_of(x, first + warp) + X.Z_WAITED))
+            site = site_of(first + warp, ld64(seen + 8) >> 32)
             found(x, X.PHASE_ALIAS, site, 0, site_of(n, iid), 0, phases - 1 - ld64(b + X.B_BASE), 0)
     copy(x, running + 4 * size, running + 2 * size)
     join(x, running + 2 * size, running)
     join(x, running + 3 * size, running + size)
     own_complete(x, b)
+    phase_over(x, number_of_barrier(x, b), running)
     clear(x, running)
     clear(x, running + size)
 
@@ -289,12 +315,12 @@ def on_wait(x, n, host, flags, lanes, iid):
         join(x, relaxed(x, n), complete_clocks(x, b))
         join(x, relaxed(x, n) + ld64(x + X.X_CLOCK_BYTES), complete_clocks(x, b) + ld64(x + X.X_CLOCK_BYTES))
         st64(record_of(x, n) + X.Z_RELAXED, 1)
+    waited(x, n, number_of_barrier(x, b))
     tick(x, n)
-    st64(record_of(x, n) + X.Z_WAITED, iid)
     warps = ld64(x + X.X_WARPS)
     seen = seen_by(x, b, n % warps)
     st64(seen, ld64(b + X.B_PHASES))
-    st64(seen + 8, clock_of(known(x, n), n))
+    st64(seen + 8, clock_of(known(x, n), n) | iid << 32)
 
 
 # ---------------------------------------------------------------- barriers of a CTA and of a cluster
@@ -315,6 +341,7 @@ def on_bar(x, n, index, op, lanes, iid):
     if ld64(x + X.X_CROSS) != 0:
         arrive_at_bar(x, n, index, bar_clocks(x, n // warps, index))
     release_to(x, n, bar_clocks(x, n // warps, index))
+    come_to(x, n, of_bar(x, n // warps, index))
     tick(x, n)
     if op != BAR_ARRIVE:
         waiting = slot_record(x, n // warps) + X.Y_WAITING + 8 * index
@@ -332,18 +359,25 @@ def on_bar_done(x, slot, index):
         n = slot * ld64(x + X.X_WARPS) + trailing_zeros(waiting)
         learn_at_bar(x, n, slot, index, clocks)
         acquire_from(x, n, clocks)
+        go_on(x, n, of_bar(x, slot, index))
         all_met(x, n)
         waiting &= waiting - 1
     st64(slot_record(x, slot) + X.Y_BAR_DOUBT + 8 * index, 0)
     clear(x, clocks)
     clear(x, clocks + ld64(x + X.X_CLOCK_BYTES))
+    forget(x, of_bar(x, slot, index))
+
+
+@helper
+def cluster_of(x, n):
+    """Number of the cluster of warp n."""
+    return n // ld64(x + X.X_WARPS) // ld64(x + X.X_SIZE)
 
 
 @helper
 def cluster_clocks(x, n, generation):
     """Clocks (V, P) of a generation of the cluster's barrier of warp n."""
-    cluster = n // ld64(x + X.X_WARPS) // ld64(x + X.X_SIZE)
-    return ld64(x + X.X_CLUSTERS) + (4 * cluster + 2 * (generation & 1)) * ld64(x + X.X_CLOCK_BYTES)
+    return ld64(x + X.X_CLUSTERS) + (4 * cluster_of(x, n) + 2 * (generation & 1)) * ld64(x + X.X_CLOCK_BYTES)
 
 
 @helper
@@ -351,12 +385,13 @@ def on_cluster_arrive(x, n, generation, relaxed):
     """CHECK_CLUSTER_ARRIVE. Clocks of the generation before the last are of no use any more."""
     clocks = cluster_clocks(x, n, generation)
     size = ld64(x + X.X_CLOCK_BYTES)
-    cluster = n // ld64(x + X.X_WARPS) // ld64(x + X.X_SIZE)
-    newest = slot_record(x, cluster * ld64(x + X.X_SIZE)) + X.Y_GENERATION
+    newest = slot_record(x, cluster_of(x, n) * ld64(x + X.X_SIZE)) + X.Y_GENERATION
     if ld64(newest) != generation:
         st64(newest, generation)
         clear(x, clocks)
         clear(x, clocks + size)
+        forget(x, of_cluster(x, cluster_of(x, n), generation))
+    come_to(x, n, of_cluster(x, cluster_of(x, n), generation))
     take_pending(x, n, LEVEL_GPU)
     if relaxed == 0:
         release_to(x, n, clocks)
@@ -371,6 +406,7 @@ def on_cluster_wait(x, n, generation):
     """CHECK_CLUSTER_WAIT."""
     learn(x, n, cluster_clocks(x, n, generation))
     acquire_from(x, n, cluster_clocks(x, n, generation))
+    go_on(x, n, of_cluster(x, cluster_of(x, n), generation))
 
 
 # ---------------------------------------------------------------- fences
@@ -429,7 +465,7 @@ def on_fence(x, n, what, addresses, lanes, iid):
             stores_fenced(x, z, clock)
         elif what >> 4 == 3:
             products_seen(x, n)
-            copy(x, fenced_tensor(x, n), known(x, n))
+            copy(x, fenced_tensor(x, n), executed(x, n))
         return
     if kind == FENCE_WGMMA:
         st64(z + X.Z_WGMMA_FENCE, 1 if what >> 4 == 0 else 0)

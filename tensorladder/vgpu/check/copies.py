@@ -18,6 +18,7 @@ from tensorladder.vgpu.check.clocks import (
     visible,
     window_of,
 )
+from tensorladder.vgpu.check.exits import send
 from tensorladder.vgpu.check.lanes import lane_copies_out, lanes_copy, lanes_have_copied
 from tensorladder.vgpu.check.maps import use_map
 from tensorladder.vgpu.check.shadow import shared_place, touch_global, touch_shared
@@ -313,6 +314,7 @@ def copy_within_cluster(x, op, n, lane, slot, place, v, p, epoch, site):
     touch_shared(x, n, 1 << lane, slot, place, place + size, 1, v, p, epoch | (X.EPOCH_STRONG if reduces else 0), site)
     touch_shared(x, n, 1 << lane, src >> 32, lo, lo + size, 0, v, p, epoch, site)
     st64(x + X.X_CARRIES, 0)
+    send(x, src >> 32, epoch, site)
 
 
 @helper

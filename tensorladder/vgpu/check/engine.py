@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _MOST_COMPONENTS = 16384
 #: strong accesses and fences whose scope is narrower than the GPU
 _NARROW = re.compile(r"\b(ld|st|atom|red|fence)\.(?!mbarrier_init|proxy)[\w.:]*\.(cta|cluster)\b|\bmembar\.cta\b")
+#: arrivals and waits that order execution and no memory
+_RELAXED = re.compile(r"\b(mbarrier|barrier\.cluster)\.[\w.:]*\brelaxed\b")
 _COPIES = re.compile(r"\bcp\.async\.c[ag]\b")
 #: accesses of other CTAs' shared memory
 _CROSS = re.compile(r"\b(ld|st|atom|red)\.[\w.:]*shared::cluster\b|\bmapa\.")
@@ -53,6 +55,7 @@ class Watch:
         window = run.shared_bytes
         scoped = _has(_NARROW, run.launch.module.ptx)
         rows = X.SCOPED_ROWS if scoped else X.ROWS
+        relaxed = clock if _RELAXED.search(run.launch.module.ptx) else 0
         for field, value in {
             X.X_KMAX: most, X.X_USED: warps, X.X_CLOCK_BYTES: clock, X.X_SLOTS: unit.slots, X.X_WARPS: unit.warps,
             X.X_SIZE: size, X.X_B_MAX: barriers, X.X_SHARED: unit.shared, X.X_STRIDE: unit.stride,
@@ -77,7 +80,10 @@ class Watch:
             X.X_COPY_LOG: warps * X.COPY_BYTES if _has(_COPIES, run.launch.module.ptx) else 0,
             X.X_MEET: groups * X.MEETS * 2 * clock, X.X_DOUBTS: warps * clock if x[X.X_CROSS] else 0,
             X.X_B_OWN: 2 * barriers * clock if x[X.X_CROSS] else 0,
-            X.X_BAR_DOUBTS: 16 * unit.slots * clock if x[X.X_CROSS] else 0,
+            X.X_BAR_DOUBTS: 16 * unit.slots * clock if x[X.X_CROSS] else 0, X.X_EXECUTED: warps * relaxed,
+            X.X_PAD: relaxed,
+            X.X_B_EXECUTED: 2 * barriers * relaxed, X.X_BAR_EXECUTED: 16 * unit.slots * relaxed,
+            X.X_CLUSTER_EXECUTED: 2 * clusters * relaxed, X.X_SENT: unit.slots * X.SENT_BYTES,
         }.items():  # fmt: skip
             x[field] = self._take(count) if count else 0
         if advice:

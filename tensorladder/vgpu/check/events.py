@@ -41,7 +41,8 @@ from tensorladder.vgpu.check.copies import (
     on_store,
     on_wait_groups,
 )
-from tensorladder.vgpu.check.exits import forget_visits, visits_over
+from tensorladder.vgpu.check.executed import forget, forget_executed, of_bar
+from tensorladder.vgpu.check.exits import forget_sent, forget_visits, sent_over, visits_over
 from tensorladder.vgpu.check.lanes import all_met, lanes_met, lanes_release, lanes_waited
 from tensorladder.vgpu.check.maps import on_map
 from tensorladder.vgpu.check.matrix import on_registers, on_settle, on_wgmma, on_wgmma_commit, on_wgmma_wait
@@ -113,17 +114,20 @@ def on_start(x, c):
         fill_bytes(ld64(y + X.Y_UNDEFINED), 0, window)
     st64(y + X.Y_GENERATION, -1)
     forget_visits(x, slot)
+    forget_sent(x, slot)
     warps = ld64(x + X.X_WARPS)
     for index in range(16):
         st64(y + X.Y_WAITING + 8 * index, 0)
         bar = ld64(x + X.X_BARS) + 2 * (16 * slot + index) * size
         clear(x, bar)
         clear(x, bar + size)
+        forget(x, of_bar(x, slot, index))
     for warp in range(warps):
         n = slot * warps + warp
         clock = clock_of(known(x, n), n)
         for k in range(ld64(x + X.X_ROWS)):
             clear(x, known(x, n) + k * size)
+        forget_executed(x, n)
         clear(x, relaxed(x, n))
         clear(x, relaxed(x, n) + size)
         st32(ld64(x + X.X_STARTS) + 4 * n, clock)
@@ -247,6 +251,7 @@ def on_end(x, c):
         products_waited(x, slot, slot * warps + warp)
     barriers_left(x, slot)
     visits_over(x, slot)
+    sent_over(x, slot)
     warpgroups_agree(x, c, slot)
 
 

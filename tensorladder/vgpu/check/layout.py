@@ -33,7 +33,7 @@ X_B_CLOCKS = 96
 B_CLOCKS = 5
 X_B_USED = 104
 X_B_MAX = 112
-X_B_SEEN = 120  # (phase, clock) i64 a warp of the CTA each
+X_B_SEEN = 120  # (phase, clock | instruction of the wait << 32) i64 a warp of the CTA each
 X_SHARED = 128  # host address of slot 0's window
 X_STRIDE = 136  # bytes from window to window
 X_WINDOW = 144  # bytes in a window
@@ -58,7 +58,7 @@ X_SYNC_USED = 264
 X_STARTED = 272  # log of CTAs: (slot, clock, linear), i64
 X_NSTARTED = 280
 X_MEET = 288  # vector clocks of operations that warps issue together: MEETS x 2 a warpgroup
-X_PAD = 296  # two vector clocks of scratch
+X_PAD = 296  # a vector clock of scratch, where X_EXECUTED is there
 X_SPACE = 304  # of the access that is looked at: SPACE_*
 X_PLACE = 312  # its slot, or start of its allocation
 X_CELLS = 320  # address of its first cell, of the place's first byte
@@ -96,7 +96,12 @@ X_LEFT = X_CARRIES + 8  # what releases by some lanes of a warp left out (electe
 X_ANY_LEFT = X_LEFT + 8  # whether there is any
 X_COPY_LOG = X_ANY_LEFT + 8  # cp.async by lane (lanes.py), 0: there are none
 X_EDGE_CLOCKS = X_COPY_LOG + 8  # what each would have handed on (V)
-X_BYTES = X_EDGE_CLOCKS + 8
+X_EXECUTED = X_EDGE_CLOCKS + 8  # a vector clock a warp: what was executed before (executed.py), 0: V says it
+X_B_EXECUTED = X_EXECUTED + 8  # two an mbarrier: phase that runs, complete ones
+X_BAR_EXECUTED = X_B_EXECUTED + 8  # one a named barrier
+X_CLUSTER_EXECUTED = X_BAR_EXECUTED + 8  # two a cluster's slot: generations of its barrier
+X_SENT = X_CLUSTER_EXECUTED + 8  # copies from a slot's shared memory to its peers' (exits.py)
+X_BYTES = X_SENT + 8
 
 FINDINGS = 1024
 ADVICE_ROWS = 1 << 16
@@ -145,7 +150,6 @@ Z_CHANGED = 112  # instruction + 1 that changed registers of wgmma last
 Z_ORIGIN = 120  # 1 + site of what gave it an undefined value last
 Z_STORE = 104  # what its last bulk store was: a hash
 Z_INIT_FENCE = 80  # clock of its last fence that makes mbarrier.init visible to the async proxy or the cluster
-Z_WAITED = 88  # instruction of its last wait on an mbarrier
 Z_CP_RING = 128  # i32 x 64: Z_CP_SEQ when a group was committed
 Z_WGMMA_RING = 384  # i32 x 64
 Z_BULK = 640  # i32 x 32: component of a lane's bulk copies having read; the next one is of their being complete
@@ -242,11 +246,17 @@ _NAMED = set(globals())
  UNDEFINED_COPIED, RACE_SAME) = range(1, 41)  # fmt: skip
 (MAP_NOT_RELEASED, MAP_NOT_ACQUIRED, PROXY_GLOBAL, ST_NOT_FENCED, LANES_RACE, LANES_TOGETHER,
  LANES_STORE, WAIT_NARROW, LANES_HANDED, LANES_FREED, PROXY_LATE, LANES_COPIED,
- LANES_AFTER, PROXY_COPIED) = range(64, 78)  # fmt: skip
+ LANES_AFTER, PROXY_COPIED, SENT_AT_EXIT) = range(64, 79)  # fmt: skip
 #: their names
 RULES: dict[int, str] = {
     value: name for name, value in globals().items() if name not in _NAMED and isinstance(value, int)
 }
+
+# ----------------------- copies from a slot's shared memory to another CTA's of its cluster: how many, then by mbarrier
+SENT_MOST = 16
+SENT_COMPONENT, SENT_CLOCK, SENT_SITE = range(0, 24, 8)  # the mbarrier's, its phase, the newest copy's
+SENT = 24
+SENT_BYTES = 8 + SENT_MOST * SENT
 
 # ---------------------------------------------------------------- addresses that synchronise
 SYNC_SLOTS = 4096  # hash slots: (address and whose level, index of its two clocks, narrow release: place), i64

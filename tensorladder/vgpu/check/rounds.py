@@ -12,7 +12,8 @@ ring in turn, with an mbarrier a stage and an odd number of stages, see every ot
 from __future__ import annotations
 
 from tensorladder.vgpu.check import layout as X
-from tensorladder.vgpu.check.clocks import clock_of, known, site_of
+from tensorladder.vgpu.check.clocks import clock_of, site_of
+from tensorladder.vgpu.check.executed import executed
 from tensorladder.vgpu.check.shadow import at_place, found
 from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.machine.native import helper
@@ -21,8 +22,8 @@ from tensorladder.vgpu.machine.raw import ld32, ld64, st64
 
 @helper
 def warps_known(x, n, clock):
-    """Whether a warp knows all that a clock knows of warps."""
-    v = known(x, n)
+    """Whether all that a clock knows of warps was executed before a warp's next instruction."""
+    v = executed(x, n)
     later = 0
     for k in range(ld64(x + X.X_SLOTS) * ld64(x + X.X_WARPS)):
         later += 1 if ld32(clock + 4 * k) > ld32(v + 4 * k) else 0
@@ -31,8 +32,8 @@ def warps_known(x, n, clock):
 
 @helper
 def clock_known(x, n, clock, but):
-    """Whether a warp knows all that a clock knows, one component left out."""
-    v = known(x, n)
+    """Whether all that a clock knows, one component left out, was executed before a warp's next instruction."""
+    v = executed(x, n)
     later = 0
     for k in range(ld64(x + X.X_USED)):
         later += 1 if k != but and ld32(clock + 4 * k) > ld32(v + 4 * k) else 0
@@ -50,7 +51,7 @@ def report(x, n, b, code, lanes, iid):
 def in_its_round(x, n, b, complete, lanes, iid):
     """Judge an arrival of a warp; complete: clock of the complete phases."""
     phases = ld64(b + X.B_PHASES)
-    if phases == ld64(b + X.B_BASE) or clock_of(known(x, n), ld64(b + X.B_COMPONENT)) >= phases:
+    if phases == ld64(b + X.B_BASE) or clock_of(executed(x, n), ld64(b + X.B_COMPONENT)) >= phases:
         return
     if not warps_known(x, n, complete):
         report(x, n, b, X.LATE_ARRIVAL, lanes, iid)
@@ -61,7 +62,7 @@ def in_its_turn(x, n, b, earlier, lanes, iid):
     """Judge a wait by parity that is over; earlier: clock of the complete phases but the last."""
     phases = ld64(b + X.B_PHASES)
     own, component = phases - ld64(b + X.B_BASE), ld64(b + X.B_COMPONENT)
-    if own < 2 or clock_of(known(x, n), component) >= phases - 1 or clock_known(x, n, earlier, component):
+    if own < 2 or clock_of(executed(x, n), component) >= phases - 1 or clock_known(x, n, earlier, component):
         return
     at_place(x, n, lanes, X.SPACE_SHARED, ld64(b + X.B_SLOT), ld64(b + X.B_OFFSET), ld64(b + X.B_OFFSET) + 8)
     found(x, X.PHASE_SKIPPED, site_of(n, iid), 0, ld64(b + X.B_FLIPPED), 0, own - 1, own - 2)

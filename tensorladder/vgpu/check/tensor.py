@@ -25,6 +25,7 @@ from tensorladder.vgpu.check.clocks import (
     window_of,
 )
 from tensorladder.vgpu.check.copies import window_host
+from tensorladder.vgpu.check.executed import executed, known_to_tensor
 from tensorladder.vgpu.check.matrix import chunk, read_descriptor
 from tensorladder.vgpu.check.shadow import at_place, exempt, found, read_cell, touch_shared, write_cell
 from tensorladder.vgpu.check.values import (
@@ -188,6 +189,7 @@ def on_product(x, op, n, lane, iid):
     columns = width // 2 if two else width
     spread = m == 64 and group == 1
     v = known(x, n)
+    t = known_to_tensor(x, n)
     p = visible(x, n)
     epoch = next_epoch(x, n, lane)
     site = site_of(n, iid)
@@ -206,7 +208,7 @@ def on_product(x, op, n, lane, iid):
             blocks = blocks_of(spread, (a >> 16) & 0x7F)
             after_sync(x, n, lane, slot, a & 0xFFFF, 0, site)
             st64(x + X.X_UNDEFINED, 0)
-            touch_tensor(x, n, lanes, slot, blocks, a & 0xFFFF, 8, 0, v, epoch, site)
+            touch_tensor(x, n, lanes, slot, blocks, a & 0xFFFF, 8, 0, t, epoch, site)
             if ld64(x + X.X_UNDEFINED) | ld64(x + X.X_TMEM_TAINTED):
                 mark_tensor_rows(x, slot, a & 0xFFFF, 8, (a >> 16) & 0x7F, spread, m, rows + X.MARKS * c)
         else:
@@ -224,8 +226,8 @@ def on_product(x, op, n, lane, iid):
             sfa = ld64(op + M.A_SFA) & 0xFFFF
             sfb = ld64(op + M.A_SFB) & 0xFFFF
             st64(x + X.X_UNDEFINED, 0)
-            touch_tensor(x, n, lanes, slot, _ALL_BLOCKS, sfa, (m + 31) >> 5, 0, v, epoch, site)
-            touch_tensor(x, n, lanes, slot, _ALL_BLOCKS, sfb, (width + 31) >> 5, 0, v, epoch, site)
+            touch_tensor(x, n, lanes, slot, _ALL_BLOCKS, sfa, (m + 31) >> 5, 0, t, epoch, site)
+            touch_tensor(x, n, lanes, slot, _ALL_BLOCKS, sfb, (width + 31) >> 5, 0, t, epoch, site)
             if ld64(x + X.X_UNDEFINED) | ld64(x + X.X_TMEM_TAINTED):
                 vector = flags >> M.FLAG_VECTOR
                 mark_scales(x, slot, sfa, 0, m, (idesc >> 29) & 3, vector, 0, rows + X.MARKS * c)
@@ -236,7 +238,7 @@ def on_product(x, op, n, lane, iid):
                     mark_scales(x, slot, sfb, at, width // group, (idesc >> 4) & 3, vector, place, columns_of_half)
         blocks = blocks_of(spread, (d >> 16) & 0x7F)
         adds = flags & M.FLAG_ACCUMULATE
-        accumulate(x, n, lane, slot, blocks, d & 0xFFFF, columns, adds, v, epoch, site)
+        accumulate(x, n, lane, slot, blocks, d & 0xFFFF, columns, adds, t, epoch, site)
     for c in range(group):
         product_of_tensors(x, first + c, d, m, width, width // group, spread, two, rows + X.MARKS * c, sides)
 
@@ -265,7 +267,7 @@ def on_copy(x, op, n, lane, iid):
                 at = chunk_at(desc, C.swizzle_of(desc), row, i)
                 chunk(x, y + X.Y_ARENA, ld64(y + X.Y_CELLS), at, size, v, p, epoch, site)
         touch_tensor(
-            x, n, 1 << lane, slot, blocks, address & 0xFFFF, 4 * cp_chunks(shape), 1, v, epoch, site
+            x, n, 1 << lane, slot, blocks, address & 0xFFFF, 4 * cp_chunks(shape), 1, known_to_tensor(x, n), epoch, site
         )  # fmt: skip
         if ld64(x + X.X_UNDEFINED) | ld64(x + X.X_TAINTED):
             copy_undefined(x, y, slot, desc, shape, ld64(op + L.A_OP) >> 8, address, size)
@@ -304,7 +306,7 @@ def on_shift(x, op, n, lane, iid):
     epoch = next_epoch(x, n, lane)
     slot = slot_of(x, ld64(op + L.A_CTA))
     blocks = 3 << ((address >> 20) & 6)
-    v = known(x, n)
+    v = known_to_tensor(x, n)
     touch_tensor(x, n, 1 << lane, slot, blocks, address & 0xFFFF, SHIFT_COLUMNS, 1, v, epoch, site_of(n, iid))
 
 
@@ -411,7 +413,7 @@ def warp_columns(x, w, n, form, count, step, write, v, epoch, site):
 @helper
 def on_tensor_load(x, w, n, form, count, step, iid):
     """CHECK_TMEM_LD."""
-    v = known(x, n)
+    v = known_to_tensor(x, n)
     warp_columns(x, w, n, form, count, step, 0, v, epoch_of(n, clock_of(v, n), 0, 0), site_of(n, iid))
     st64(record_of(x, n) + X.Z_LD_OPEN, iid + 1)
     st64(record_of(x, n) + X.Z_BEFORE, iid + 1)
@@ -430,7 +432,7 @@ def on_tensor_store(x, w, n, form, count, step, iid):
     st64(z + X.Z_ST_SEQ, seq)
     st64(z + X.Z_BEFORE, iid + 1)
     # a warp's own stores are done in order
-    v = known(x, n)
+    v = known_to_tensor(x, n)
     had = clock_of(v, k)
     st32(v + 4 * k, seq)
     warp_columns(x, w, n, form, count, step, 1, v, epoch_of(k, seq, 0, 0), site_of(n, iid))
@@ -474,7 +476,7 @@ def on_dealloc(x, n, column, columns, have, lanes, iid):
     if t == 0:
         return
     close_region(t)
-    v = known(x, n)
+    v = executed(x, n)
     for block in range(X.TMEM_BLOCKS):
         cell = t + X.CELL * (block * L.TMEM_COLUMNS + column)
         for _ in range(columns):

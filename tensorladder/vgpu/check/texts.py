@@ -268,6 +268,13 @@ TEXTS: dict[int, tuple[str, Verdict | None, str, str]] = {
         "let a CTA wait for its peers' last accesses before it exits: barrier.cluster.arrive and .wait, or a wait for "
         "the phase that their last arrivals complete",
     ),
+    X.SENT_AT_EXIT: (
+        "missing-wait", Verdict.REVIEW,
+        "the CTA ends while {here} may still read its shared memory: none of its warps comes after a wait for the "
+        "phase that the copy completes (the ISA does not say that the memory stays until then)",
+        "let a CTA wait until its peers have what it has sent before it exits: barrier.cluster.arrive and .wait after "
+        "the receivers' wait, or an arrival of theirs",
+    ),
     X.STORE_AT_EXIT: (
         "missing-wait", Verdict.REVIEW,
         "the CTA ends while {here} may still read its shared memory: no cp.async.bulk.wait_group.read by its thread "
