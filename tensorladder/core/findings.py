@@ -205,12 +205,16 @@ class Finding:
             ),
         )
 
+    def more_places(self) -> str:
+        """How many places besides, and the first of them; of a finding that has some."""
+        return f"and at {len(self.more)} more places: {_places([where for where, _ in self.more])}"
+
     def __str__(self) -> str:
         lines = [f"{self.severity}: {self.kind}: {self.message}", f"  {self.where}"]
         if self.other:
             lines.append(f"  {self.other}")
         if self.more:
-            lines.append(f"  and at {len(self.more)} more places: {_places([where for where, _ in self.more])}")
+            lines.append(f"  {self.more_places()}")
         if self.fix:
             lines.append(f"  fix: {self.fix}")
         if self.replay:

@@ -23,6 +23,16 @@ from tensorladder.core.findings import KINDS, Finding, Report, Verdict, Where
 
 VERSION = 1
 _DEF = re.compile(r"(\s*)(?:async )?def (\w+)")
+_PYTHON = {".py", ".pyi", ".ipynb", ""}
+#: of C++ what has no braces of the language in it, and its braces and ends of statements
+_CPP = re.compile(
+    r"//[^\n]*|/\*.*?\*/|^[ \t]*\#(?:\\\n|[^\n])*"  # comments, directives
+    r"|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])'|[{};]",
+    re.S | re.M,
+)
+#: the head of a function's body: its name before the last parentheses at its end
+_HEAD = re.compile(r"([\w:~]+)\s*(\((?:[^()]|\([^()]*\))*\))[\s\w&]*(?::[^:].*|->.*)?$", re.S)
+_NO_FUNCTIONS = {"if", "for", "while", "switch", "catch"}
 
 
 class Fingerprint(NamedTuple):
@@ -61,7 +71,10 @@ class Judged:
 
     def text(self) -> list[str]:
         """The lines for a person, beyond those of the report."""
-        lines = [f"  accepted: {finding.kind}: {finding.message} ({finding.where})" for finding in self.accepted]
+        lines = []
+        for finding in Report(self.report.target, self.accepted).grouped():
+            more = f"; {finding.more_places()}" if finding.more else ""
+            lines.append(f"  accepted: {finding.kind}: {finding.message} ({finding.where}{more})")
         return lines + [f"  no longer found, delete it from {self.baseline}: {print_}" for print_, _ in self.stale]
 
 
@@ -83,7 +96,8 @@ def fingerprint(target: str, finding: Finding) -> Fingerprint:
 
 def _place(target: str, where: Where) -> str:
     if where.file and where.line and (source := _lines(where.file))[where.line - 1 : where.line]:
-        return f"{Path(where.file).name}: {_function(source, where.line)}: {source[where.line - 1].strip()}"
+        function = _function if Path(where.file).suffix in _PYTHON else _cpp_function
+        return f"{Path(where.file).name}: {function(source, where.line)}: {source[where.line - 1].strip()}"
     text = where.what
     if where.ptx_line and target.endswith(".ptx"):
         text = " ".join("".join(_lines(target)[where.ptx_line - 1 : where.ptx_line]).split()) or text
@@ -104,6 +118,31 @@ def _function(source: list[str], line: int) -> str:
         if found and len(found[1]) < depth:
             return found[2]
     return ""
+
+
+def _cpp_function(source: list[str], line: int) -> str:
+    """The name of the C++ function whose body a line is in, "" where there is none: `NAME(args)` for a macro's."""
+    text, begin = "".join(source), sum(map(len, source[: line - 1]))
+    open_: list[str] = []
+    code, head, opened = "", 0, ""
+    for token in _CPP.finditer(text, 0, begin + len(source[line - 1])):
+        code += text[head : token.start()]
+        head = token.end()
+        if token[0] == "{":
+            open_.append(_name_of(code.strip()))
+            opened = open_[-1] if token.start() >= begin and open_[-1] else opened
+        elif token[0] == "}" and open_:
+            open_.pop()
+        code = "" if token[0] in "{};" else code
+    return opened or next((name for name in reversed(open_) if name), "")  # one that the line opens, else around it
+
+
+def _name_of(head: str) -> str:
+    """The function that a block of C++ is the body of, "" for another block."""
+    found = _HEAD.search(head)
+    if found is None or found[1] in _NO_FUNCTIONS:
+        return ""
+    return "".join(found.group(1, 2)) if found[1].isupper() else found[1]
 
 
 def accept(report: Report, known: Counter[Fingerprint], baseline: str) -> Judged:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 
 import pytest
 
 from tensorladder.core.errors import UsageError
-from tensorladder.core.findings import KINDS, Finding, Report, Where
+from tensorladder.core.findings import KINDS, Finding, Report, Verdict, Where
 from tensorladder.measure import accepted
 from tensorladder.measure.hazard_files import HazardFiles
 
@@ -59,6 +60,42 @@ def test_a_baseline_survives_edits_elsewhere_and_no_edit_of_the_line(source):
     assert len(judged.report.findings) == 1 and not judged.accepted
     assert [print_.kind for print_, _ in judged.stale] == ["race"]
     assert "no longer found" in judged.text()[0] and "store(stage, 1)" in judged.text()[0]
+
+
+CPP = """#include "zoo.cuh"  // {
+__device__ inline void fill(float* x) { x[0] = 1; /* } */ }
+template <int N> __global__ void __launch_bounds__(128) kernel(const float* (&x)[2], float* out) {
+    if (threadIdx.x == 0) { out[N] = '{'; }
+    auto add = [&](int i) { return "}" + i; };
+    for (int i = 0; i < 4; ++i)
+        out[i] = 2;
+}
+int other = 3;
+KERNEL(send) {
+    out[0] = 4;
+}
+"""
+
+
+def test_an_entry_of_cuda_cpp_names_the_function_around_its_line(tmp_path):
+    path = tmp_path / "k.cu"
+    path.write_text(CPP)
+    texts = {"x[0] = 1": "fill", "out[N]": "kernel", "out[i]": "kernel", "int other": "", "out[0]": "KERNEL(send)"}
+    for text, name in texts.items():
+        where = Where("st.global", str(path), line_of(path, text), 7, "kernel", (0, 0, 0), 1)
+        (place,) = accepted.fingerprint("k.cu", Finding("race", "x", where)).places
+        assert place.split(": ")[1] == name, place
+
+
+def test_accepted_findings_that_say_the_same_are_one_line(source):
+    where = [Where("ld.shared", str(source), line, 7, "kernel", (0, 0, 0), 1) for line in range(4, 9)]
+    alike = Finding("tcgen05-order", "no fence", fix="a fence", verdict=Verdict.REVIEW)
+    report = Report("k1", tuple(replace(alike, where=one) for one in where))
+    judged = accepted.accept(report, known_of(report), "b.json")
+    (line,) = judged.text()
+    assert len(judged.accepted) == len(judged.to_json()["accepted"]) == 5
+    assert line.startswith("  accepted: tcgen05-order: no fence (ld.shared, at ")
+    assert f"; and at 4 more places: {source}:5, " in line
 
 
 def test_only_the_same_is_accepted(source):
