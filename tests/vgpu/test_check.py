@@ -225,14 +225,14 @@ def test_two_warps_that_store_the_same_value_are_for_review(value, verdict, plac
     assert found.message.endswith("both write the same value") is (verdict is Verdict.REVIEW)
 
 
-def edited(name: str, edit) -> Report:
-    """What is found in a rung whose PTX `edit` changes."""
+def edited(name: str, edit, **how) -> Report:
+    """What is found in a rung whose PTX `edit` changes; how: as for plan."""
     pytest.importorskip("cutlass")
     from tensorladder.measure.hazards import new_checker
     from tensorladder.measure.run import VirtualTarget, build, plan
     from tensorladder.rungs.rung import find
 
-    asked = plan(find(name), timeout=60.0)
+    asked = plan(find(name), timeout=60.0, **how)
     program = build(asked)
     text = edit(program.modules[0].ptx)
     assert text != program.modules[0].ptx

@@ -29,6 +29,7 @@ from tests.vgpu.test_check import (
 )
 from tests.vgpu.test_check_order import IN_SHARED, PUBLISH, check_map
 
+RELEASE = "fence.proxy.async::generic.release.sync_restrict::shared::cta.cluster;"
 ONE = "and.b32 %r6, %r0, 31; setp.eq.u32 %p0, %r6, 0;"  # %p0: a lane of each warp
 #: a lane of each warp stores the buffer to out, from a source and to a place of its own or not
 TWICE = (
@@ -65,6 +66,33 @@ RELAXED = (
     xor.b32 %r6, %r6, 1; setp.eq.u32 %p3, %r6, 1; @%p3 bra SECOND; END:"""
 )  # fmt: skip
 TELL = "mbarrier.arrive.relaxed.cta.shared.b64 _, [%r10+8];"
+#: a warp a CTA; lanes 0 and 1 of one instruction arrive at both CTAs' mbarriers, CTA 0 waits and lets both go on
+MULTICAST = """@%p0 mbarrier.init.shared.b64 [%r10], {count}; @%p0 mbarrier.init.shared.b64 [%r10+8], 1;
+    @%p0 fence.mbarrier_init.release.cluster; barrier.cluster.arrive; barrier.cluster.wait;
+    mov.u32 %r6, %cluster_ctarank; setp.eq.u32 %p2, %r6, 0; setp.lt.u32 %p3, %r0, 2;
+    mapa.shared::cluster.u32 %r7, %r10, %r0; mov.u32 %r8, 0;
+    mov.u32 %r9, 0; AGAIN: @%p3 mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r7]; @!%p2 bra FULL;
+    W1: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p1, [%r10], %r8; @!%p1 bra W1;
+    @%p3 mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r7+8]; FULL:
+    W2: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p1, [%r10+8], %r8; @!%p1 bra W2;
+    xor.b32 %r8, %r8, 1; add.u32 %r9, %r9, 1; setp.lt.u32 %p4, %r9, 4; @%p4 bra AGAIN;
+    barrier.cluster.arrive; barrier.cluster.wait;"""
+
+
+def test_lanes_of_one_instruction_arrive_together() -> None:
+    """Who knows of one lane's arrival comes after those of the others (DeepGEMM's multicast leans on that)."""
+    for policy in ("eager", "lazy", "random:3"):
+        assert not check(MULTICAST.format(count=2), block=32, grid=2, cluster=2, policy=policy).findings, policy
+    assert "barrier-count" in errors(check(MULTICAST.format(count=1), block=32, grid=2, cluster=2))
+
+
+@pytest.mark.parametrize(("fence", "found"), [("", ["missing-proxy-fence"]), (RELEASE, [])])
+def test_readers_of_a_launch_control_answer_fence_before_the_next(fence, found) -> None:
+    def change(ptx: str) -> str:
+        return re.sub(r"fence\.proxy\.async[\w.:]*;", fence, ptx)
+
+    report = edited("a1-cluster-launch-control", change, sm_count=1)
+    assert [f.kind for f in report.findings] == found and not errors(report)
 
 
 def test_the_exit_while_a_store_reads_is_for_review() -> None:

@@ -64,6 +64,7 @@ from tensorladder.vgpu.check.widths import (
 )
 from tensorladder.vgpu.codegen.sync import (
     FENCE_ASYNC,
+    FENCE_ASYNC_GENERIC,
     FENCE_MBARRIER_INIT,
     FENCE_MEMORY,
     FENCE_TCGEN05,
@@ -206,8 +207,8 @@ def loads_waited(x, n, lanes, iid):
 
 
 @helper
-def on_arrive(x, n, host, count, flags, lanes, iid):
-    """CHECK_ARRIVE: a release into the phase that runs."""
+def on_arrive(x, n, host, flags, sign, lanes, iid):
+    """CHECK_ARRIVE: a release into the phase that runs; sign: rounds.arrival_sign."""
     b = barrier_at(x, host)
     if b == 0:
         return
@@ -222,6 +223,9 @@ def on_arrive(x, n, host, count, flags, lanes, iid):
     st64(b + X.B_ARRIVED, site_of(n, iid))
     arrives(x, n, number_of_barrier(x, b))
     if flags & RELAXED == 0 and not out_of_scope(x, n, b, flags, iid):
+        if ld64(record_of(x, n) + X.Z_ARRIVAL) == sign:  # by other lanes of one instruction: at the clock of the first
+            st32(known(x, n) + 4 * n, clock_of(known(x, n), n) - 1)
+        st64(record_of(x, n) + X.Z_ARRIVAL, sign)
         visit(x, n, ld64(b + X.B_SLOT), iid)
         hand_on(x, n, b, phase_clocks(x, b))
         tick(x, n)
@@ -476,7 +480,9 @@ def on_fence(x, n, what, addresses, lanes, iid):
         fence_map(x, n, (what >> 4) & 15 == _RELEASE, addresses, lanes)
     if kind == FENCE_ASYNC and what >> 12 <= _GLOBAL_ONLY:
         keep_fence(x, X.FENCED_ASYNC, n, 0)
-    if kind == FENCE_ASYNC and what >> 12 != _GLOBAL_ONLY:
+    # the release is for shared memory; the acquire is for what the async proxy wrote, whose completion is fenced anyway
+    releases = kind == FENCE_ASYNC_GENERIC and (what >> 4) & 15 == _RELEASE
+    if releases or (kind == FENCE_ASYNC and what >> 12 != _GLOBAL_ONLY):
         proxy_fence(x, n, lanes)
         copies_fenced(x, n)
         copy(x, fenced_proxy(x, n), known(x, n))

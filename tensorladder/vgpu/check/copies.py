@@ -9,19 +9,22 @@ from __future__ import annotations
 from tensorladder.vgpu.check import layout as X
 from tensorladder.vgpu.check.barriers import async_arrival, barrier_at, phase_clocks
 from tensorladder.vgpu.check.clocks import (
+    before,
     component,
     epoch_of,
+    fenced_proxy,
     known,
     raise_to,
     record_of,
     site_of,
+    slot_record,
     visible,
     window_of,
 )
 from tensorladder.vgpu.check.exits import send
 from tensorladder.vgpu.check.lanes import lane_copies_out, lanes_copy, lanes_have_copied
 from tensorladder.vgpu.check.maps import use_map
-from tensorladder.vgpu.check.shadow import shared_place, touch_global, touch_shared
+from tensorladder.vgpu.check.shadow import at_place, found, shared_place, touch_global, touch_shared
 from tensorladder.vgpu.check.values import any_undefined, box_undefined, carry_undefined, store_undefined
 from tensorladder.vgpu.machine import layout as L
 from tensorladder.vgpu.machine.copies import FLAG_MASK_SHIFT, FLAG_MULTICAST, FLAG_PAIR
@@ -388,6 +391,34 @@ def on_remote(x, op, n, lane, iid):
 
 
 @helper
+def answer_read(x, n, lanes, slot, place, iid):
+    """Reads of an answer, before try_cancel lets the async proxy write the next one there: their warps have fenced that
+    (PTX ISA, clusterlaunchcontrol.try_cancel, its example), or the warp that issues it."""
+    y = slot_record(x, slot)
+    if place & 15 != 0 or place < 0 or place + _RESPONSE_BYTES > ld64(x + X.X_WINDOW):
+        return
+    cell = ld64(y + X.Y_CELLS) + X.CELL * (place >> 4)
+    at_place(x, n, lanes, X.SPACE_SHARED, slot, place, place + _RESPONSE_BYTES)
+    if ld64(cell) >= 0:
+        reads_fenced(x, n, cell, iid)
+        return
+    step = 4 if ld64(cell + X.CELL_READ + 8) == X.LEVEL_WORDS else 1
+    for k in range(0, 16, step):
+        reads_fenced(x, n, ld64(cell + X.CELL_READ) + X.CELL * k, iid)
+
+
+@helper
+def reads_fenced(x, n, cell, iid):
+    """Judge the reads of a cell that the async proxy is to write."""
+    for k in range(3):
+        r = ld64(cell + X.CELL_READ + 8 * k)
+        if r == 0 or r & X.EPOCH_ASYNC != 0 or not before(x, known(x, n), r, 1):  # not even ordered: another finding
+            continue
+        if not before(x, visible(x, n), r, 1) and not before(x, fenced_proxy(x, n), r, 1):
+            found(x, X.CANCEL_NOT_FENCED, site_of(n, iid), 0, ld32(cell + X.CELL_SITES + 4 + 4 * k), r, 0, 0)
+
+
+@helper
 def on_cancel(x, op, n, lane, iid):
     """clusterlaunchcontrol.try_cancel: the response in the CTAs that it goes to."""
     ranks = ld64(op + L.A_SIZE)
@@ -399,4 +430,5 @@ def on_cancel(x, op, n, lane, iid):
         if epoch != 0:
             slot = first_slot(x, n) + rank
             end = place + _RESPONSE_BYTES
+            answer_read(x, n, 1 << lane, slot, place, iid)
             touch_shared(x, n, 1 << lane, slot, place, end, 1, known(x, n), visible(x, n), epoch, site_of(n, iid))

@@ -328,9 +328,10 @@ def on_barrier(x, w, n, what, a, b, c, lanes, iid):
         if lanes == group & -group:
             lanes_release(x, w, n, group, iid)
         at = barrier_at(x, a)
+        sign = arrival_sign(w, n, iid)
         if at != 0:
-            lanes_in_one_phase(x, n, at, arrival_sign(w, n, iid), lanes, iid)
-        on_arrive(x, n, a, b & 0xFFFFFFFF, c, lanes, iid)
+            lanes_in_one_phase(x, n, at, sign, lanes, iid)
+        on_arrive(x, n, a, c, sign, lanes, iid)
     elif what == H.CHECK_ASYNC_ARRIVE:
         at = barrier_at(x, a)
         if at != 0 and b != 0:

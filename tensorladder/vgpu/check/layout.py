@@ -169,7 +169,8 @@ Z_ST_FENCED = Z_SAW + 8  # (Z_ST_SEQ, its clock) at its last two tcgen05.fence::
 Z_DOUBT = Z_ST_FENCED + 32  # 1 + instruction of its last wait of too narrow a scope
 Z_RELAXED = Z_DOUBT + 8  # whether it has waited relaxed
 Z_STORE_CLOCK = Z_RELAXED + 8  # its clock in cycles at its last bulk store
-Z_BYTES = Z_ST_FENCED + 64
+Z_ARRIVAL = Z_STORE_CLOCK + 8  # of the arrival that it executed last: rounds.arrival_sign
+Z_BYTES = Z_ARRIVAL + 8
 
 RING = 64
 BULK_RING = 32
@@ -246,7 +247,8 @@ _NAMED = set(globals())
  UNDEFINED_COPIED, RACE_SAME) = range(1, 41)  # fmt: skip
 (MAP_NOT_RELEASED, MAP_NOT_ACQUIRED, PROXY_GLOBAL, ST_NOT_FENCED, LANES_RACE, LANES_TOGETHER,
  LANES_STORE, WAIT_NARROW, LANES_HANDED, LANES_FREED, PROXY_LATE, LANES_COPIED,
- LANES_AFTER, PROXY_COPIED, SENT_AT_EXIT) = range(64, 79)  # fmt: skip
+ LANES_AFTER, PROXY_COPIED, SENT_AT_EXIT,
+ CANCEL_NOT_FENCED) = range(64, 80)  # fmt: skip
 #: their names
 RULES: dict[int, str] = {
     value: name for name, value in globals().items() if name not in _NAMED and isinstance(value, int)

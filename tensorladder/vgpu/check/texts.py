@@ -30,6 +30,12 @@ TEXTS: dict[int, tuple[str, Verdict | None, str, str]] = {
         "never seen to read what was there before)",
         "fence.proxy.async.shared::cta after the wait for the copies, by the threads that copied or by the reader",
     ),
+    X.CANCEL_NOT_FENCED: (
+        "missing-proxy-fence", Verdict.REVIEW,
+        "{here} lets the async proxy write its answer over one that {other} of {who} has read: no fence.proxy.async "
+        "comes between",
+        "fence.proxy.async.shared::cta by who reads the answer, before the arrival that lets the next one be asked for",
+    ),
     X.PROXY_WRITE: (
         "missing-proxy-fence", Verdict.REVIEW,
         "{here} overwrites through the async proxy what {other} wrote through the generic proxy, with no "

@@ -223,6 +223,9 @@ def _finding(reader: Reader, row: list[int]) -> Finding:
     if code == X.WAIT_NARROW:
         assert other is not None
         message = message.format(wait=reader.named(a), who=_who(other, here), here="{here}", other="{other}")
+    if code == X.CANCEL_NOT_FENCED:
+        assert other is not None
+        message = message.format(who=_who(other, here), here="{here}", other="{other}")
     if code == X.TX_LEFT and a < 0:
         verdict = Verdict.ERROR
     barrier = f"the mbarrier at shared+{field['lo']:#x}"

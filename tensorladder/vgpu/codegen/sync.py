@@ -96,7 +96,7 @@ _PROXIES = ("alias", "async", "tensormap::generic", "async::generic")
 _PROXY_SPACES = ("global", "shared::cta", "shared::cluster")
 #: what the hook of a fence says: kind | semantics << 4 | scope << 8 | space << 12 (0: none, else 1 + place)
 FENCE_MEMORY, FENCE_MBARRIER_INIT, FENCE_PROXY = 0, 1, 2  # a proxy fence's kind: FENCE_PROXY + place in _PROXIES
-FENCE_ASYNC, FENCE_TENSOR_MAP = (FENCE_PROXY + _PROXIES.index(p) for p in ("async", "tensormap::generic"))
+FENCE_ASYNC, FENCE_TENSOR_MAP, FENCE_ASYNC_GENERIC = (FENCE_PROXY + _PROXIES.index(p) for p in _PROXIES[1:])
 #: tcgen05: wait::ld, wait::st, fence::before_thread_sync, fence::after_thread_sync in the bits of the semantics
 FENCE_TCGEN05 = 8
 FENCE_WGMMA = 9
