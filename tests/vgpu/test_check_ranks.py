@@ -79,6 +79,15 @@ MULTICAST = """@%p0 mbarrier.init.shared.b64 [%r10], {count}; @%p0 mbarrier.init
     barrier.cluster.arrive; barrier.cluster.wait;"""
 
 
+@pytest.mark.parametrize(("who", "count", "graver"), [(32, "1", False), (33, "1", True), (32, "%r6", True)])
+def test_lanes_of_one_instruction_that_initialise_a_barrier_alike_are_for_review(who, count, graver) -> None:
+    """FlashAttention-4's backward leaves out the election."""
+    init = f"setp.lt.u32 %p2, %r0, {who}; shr.u32 %r6, %r0, 3; add.u32 %r6, %r6, 1; @%p2 mbarrier.init.shared.b64 "
+    report = check(init + f"[%r10], {count};" + SYNC + "@%p0 mbarrier.arrive.shared.b64 _, [%r10];")
+    assert "barrier-init" in {f.kind for f in report.findings}
+    assert ("barrier-init" in errors(report)) is graver
+
+
 def test_lanes_of_one_instruction_arrive_together() -> None:
     """Who knows of one lane's arrival comes after those of the others (DeepGEMM's multicast leans on that)."""
     for policy in ("eager", "lazy", "random:3"):

@@ -52,7 +52,7 @@ from tensorladder.vgpu.check.order import (
     too_narrow,
 )
 from tensorladder.vgpu.check.rounds import in_its_round, in_its_turn
-from tensorladder.vgpu.check.shadow import at_place, found, shared_place
+from tensorladder.vgpu.check.shadow import at_place, found, same, shared_place
 from tensorladder.vgpu.check.widths import (
     arrive_at_bar,
     fenced_widely,
@@ -150,7 +150,10 @@ def on_init(x, n, host, count, lanes, iid):
             return
     elif ld64(b + X.B_INIT) != 0:
         name_barrier(x, n, lanes, b)
-        found(x, X.BARRIER_TWICE, site_of(n, iid), 0, ld64(b + X.B_INIT_SITE), ld64(b + X.B_INIT), 0, 0)
+        once = same(ld64(b + X.B_INIT), epoch_of(n, clock_of(known(x, n), n), 0, 0))
+        alike = once and ld64(b + X.B_INIT_SITE) == site_of(n, iid) and ld64(b + X.B_COUNT) == count
+        code = X.BARRIER_TOGETHER if alike else X.BARRIER_TWICE
+        found(x, code, site_of(n, iid), 0, ld64(b + X.B_INIT_SITE), ld64(b + X.B_INIT), 0, 0)
     size = ld64(x + X.X_CLOCK_BYTES)
     clocks = phase_clocks(x, b)
     for k in range(X.B_CLOCKS):

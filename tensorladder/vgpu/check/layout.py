@@ -248,7 +248,7 @@ _NAMED = set(globals())
 (MAP_NOT_RELEASED, MAP_NOT_ACQUIRED, PROXY_GLOBAL, ST_NOT_FENCED, LANES_RACE, LANES_TOGETHER,
  LANES_STORE, WAIT_NARROW, LANES_HANDED, LANES_FREED, PROXY_LATE, LANES_COPIED,
  LANES_AFTER, PROXY_COPIED, SENT_AT_EXIT,
- CANCEL_NOT_FENCED) = range(64, 80)  # fmt: skip
+ CANCEL_NOT_FENCED, BARRIER_TOGETHER) = range(64, 81)  # fmt: skip
 #: their names
 RULES: dict[int, str] = {
     value: name for name, value in globals().items() if name not in _NAMED and isinstance(value, int)

@@ -149,6 +149,12 @@ TEXTS: dict[int, tuple[str, Verdict | None, str, str]] = {
         "barrier-init", None, "{here} initialises {barrier}, which is initialised already and was not invalidated",
         "initialise each mbarrier once, by one thread",
     ),
+    X.BARRIER_TOGETHER: (
+        "barrier-init", Verdict.REVIEW,
+        "{here} initialises {barrier} by several lanes of the warp, with the same count (by the ISA the second one "
+        "finds a valid mbarrier there, which is undefined; kernels that leave out the election run)",
+        "initialise each mbarrier once, by one thread",
+    ),
     X.PHASE_ALIAS: (
         "barrier-phase", Verdict.REVIEW,
         "a warp waits on {barrier} (phase {a}) and nothing keeps the next phase from completing before it looks: if "
