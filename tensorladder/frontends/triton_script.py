@@ -62,6 +62,10 @@ def triton_hook(session: Session) -> Iterator[None]:
         (CompiledKernel, "_init_handles", init_handles),
         *((triton.testing, name, bench) for name in ("do_bench", "do_bench_cudagraph", "do_bench_cudagraph_proton")),
     ]
+    with contextlib.suppress(ImportError, AttributeError):  # Triton without its back end for NVIDIA's GPUs
+        from triton._C.libtriton import nvidia
+
+        points.append((nvidia.cublas, "CublasLt", _cublas()))
     points = [point for point in points if hasattr(point[0], point[1])]
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in points]
     for owner, name, new in points:
@@ -228,6 +232,44 @@ def _scratch(kind: str, size: int, align: int, stream: Any) -> Any:
     if kind == "global":
         return _allocation._allocator.get()(size, align, stream)
     return torch.zeros(size, dtype=torch.int8, device="cuda")
+
+
+def _cublas() -> type:
+    """Triton's own binding of cuBLASLt, with which scripts compare: by torch, in float32 and rounded once."""
+
+    class VirtualCublasLt:
+        """A handle. Matrices are (M, K), (N, K), and (M, N) for the result."""
+
+        def __init__(self, workspace: Any):
+            self._workspace = workspace
+
+        def matmul(self, a: Any, b: Any, c: Any) -> None:
+            """C = A B^T."""
+            c.copy_(a.float() @ b.float().t())
+
+        def gemm(self, a: Any, b: Any, c: Any, d: Any, alpha: float, beta: float) -> None:
+            """D = alpha A B^T + beta C."""
+            d.copy_(alpha * (a.float() @ b.float().t()) + beta * c.float())
+
+        def block_scaled_matmul_mxfp8(self, a: Any, b: Any, c: Any, scale_a: Any, scale_b: Any) -> None:
+            """C = A B^T of e4m3 with scales of two's powers, a block of 32."""
+            import torch
+
+            self._scaled(a, b, c, scale_a.view(torch.float8_e8m0fnu), scale_b.view(torch.float8_e8m0fnu))
+
+        def block_scaled_matmul_nvfp4(self, a: Any, b: Any, c: Any, scale_a: Any, scale_b: Any) -> None:
+            """C = A B^T of e2m1, two a byte, with e4m3 scales, a block of 16."""
+            import torch
+
+            a, b = (x.view(torch.float4_e2m1fn_x2) for x in (a, b))
+            self._scaled(a, b, c, scale_a.view(torch.float8_e4m3fn), scale_b.view(torch.float8_e4m3fn))
+
+        def _scaled(self, a: Any, b: Any, c: Any, scale_a: Any, scale_b: Any) -> None:
+            import torch
+
+            c.copy_(torch._scaled_mm(a, b.t(), scale_a=scale_a, scale_b=scale_b, out_dtype=c.dtype))
+
+    return VirtualCublasLt
 
 
 Value = tuple[str, Any]

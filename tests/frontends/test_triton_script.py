@@ -149,3 +149,22 @@ def test_an_access_past_the_end_is_the_kernels_error(run):
         """
     with pytest.raises(KernelError, match="float32 tensor of shape"):
         run(body)
+
+
+def test_tritons_own_cublas_by_torch(run):
+    """Triton's tutorials compare with it: plain, and with block scales of ones and twos."""
+    body = """
+        from triton._C.libtriton import nvidia
+        cublas = nvidia.cublas.CublasLt(torch.empty(64, device="cuda", dtype=torch.uint8))
+        a, b = (torch.randn(rows, 64, device="cuda").to(torch.float8_e4m3fn) for rows in (128, 96))
+        c, d = (torch.empty(128, 96, device="cuda", dtype=torch.float16) for _ in range(2))
+        exact = a.double() @ b.double().t()
+        cublas.matmul(a, b, c)
+        torch.testing.assert_close(c.double(), exact, atol=1e-2, rtol=1e-3)
+        cublas.gemm(a, b, c, d, 2.0, 1.0)
+        torch.testing.assert_close(d.double(), 2 * exact + c.double(), atol=3e-2, rtol=1e-3)
+        ones, twos = (torch.full((512,), 127 + k, dtype=torch.uint8, device="cuda") for k in range(2))
+        cublas.block_scaled_matmul_mxfp8(a, b, c, ones, twos)
+        torch.testing.assert_close(c.double(), 2 * exact, atol=2e-2, rtol=1e-3)
+    """
+    assert run(body) == 0

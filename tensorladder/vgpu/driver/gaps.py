@@ -6,7 +6,11 @@ import re
 import traceback
 
 _GAPS = (
-    (r"Torch not compiled with CUDA enabled", "a part of torch.cuda that is not stood in for"),
+    (
+        r"Torch not compiled with CUDA enabled|'torch\._C' has no attribute '_(cuda|nccl)|dummy base class"
+        r"|PyTorch (is not linked with|was compiled without) (support for cuda|CUDA)|without ATen_cuda",
+        "a part of torch.cuda that is not stood in for",
+    ),
     (
         r"Found no NVIDIA driver|NVIDIA driver library|libcuda\.so|CUDA_ERROR_NO_DEVICE",
         "native code that calls the driver past its Python interface (as numba-cuda and PyCUDA do)",

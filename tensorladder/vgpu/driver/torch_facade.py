@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-import types
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,7 +15,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
-from . import reentry
+from ...core.devicefacts import device_attribute
+from . import reentry, torch_asked
 from .session import DEVICE_MEMORY, TIMES_NOTE, Graph, Session
 from .tensors import CudaTensor, OnHost, claims_cuda
 from .torch_accesses import Accesses
@@ -39,6 +39,10 @@ def _stream(session: Session) -> tuple[type, type]:
         @property
         def stream_id(self) -> int:
             return self.cuda_stream
+
+        @staticmethod
+        def priority_range() -> tuple[int, int]:
+            return torch_asked.PRIORITIES
 
         def synchronize(self) -> None:
             streams.synchronize(self.cuda_stream)
@@ -123,10 +127,11 @@ def _event(session: Session) -> type:
     return VirtualEvent
 
 
-def _properties(session: Session) -> types.SimpleNamespace:
+def _properties(session: Session) -> torch_asked.Properties:
     arch = session.arch
     major, minor = arch.compute_capability
-    return types.SimpleNamespace(
+    return torch_asked.Properties(
+        _session=session,
         name=_name(session),
         major=major,
         minor=minor,
@@ -140,6 +145,7 @@ def _properties(session: Session) -> types.SimpleNamespace:
         shared_memory_per_block_optin=arch.smem_per_cta,
         shared_memory_per_multiprocessor=arch.smem_per_sm,
         L2_cache_size=50 << 20,
+        clock_rate=device_attribute(arch.name, 13),
         is_integrated=0,
         is_multi_gpu_board=0,
     )
@@ -147,10 +153,6 @@ def _properties(session: Session) -> types.SimpleNamespace:
 
 def _name(session: Session) -> str:
     return f"tensorladder virtual GPU ({session.arch.name})"
-
-
-def _refuse(session: Session, what: str) -> Callable[..., Any]:
-    return lambda *_, **__: session.refuse(what)
 
 
 def _graph(session: Session) -> tuple[type, type]:
@@ -286,8 +288,10 @@ def _answers(session: Session) -> dict[str, Any]:
         "CUDAGraph": graphs[0],
         "graph": graphs[1],
         "is_current_stream_capturing": lambda: session.capturing,
-        "cudart": _refuse(session, "torch.cuda.cudart()"),
     }
+
+
+_ABSENT = object()
 
 
 @contextlib.contextmanager
@@ -311,8 +315,8 @@ def torch_facade(session: Session) -> Iterator[None]:
         (torch, "load", _load()),
         (torch.profiler, "profile", _profile(session)),
     ]
-    replaced += reentry.points(session, mode)
-    before = [(owner, name, getattr(owner, name, None)) for owner, name, _ in replaced]
+    replaced += [*torch_asked.points(session, mode), *reentry.points(session, mode)]
+    before = [(owner, name, getattr(owner, name, _ABSENT)) for owner, name, _ in replaced]
     for owner, name, new in replaced:
         setattr(owner, name, new)
     overwrite = torch.__future__.get_overwrite_module_params_on_conversion()
@@ -331,7 +335,10 @@ def torch_facade(session: Session) -> Iterator[None]:
     finally:
         torch.__future__.set_overwrite_module_params_on_conversion(overwrite)
         for owner, name, old in before:
-            setattr(owner, name, old)
+            if old is _ABSENT:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, old)
 
 
 class VirtualGenerator(torch.Generator):
