@@ -151,3 +151,30 @@ def test_what_is_refused(run, body, error, said):
     load = "f = ok(driver.cuModuleGetFunction(ok(driver.cuModuleLoadData(ptx)), b'axpy'))\n"
     with pytest.raises(error, match=said):
         run(load + body)
+
+
+def test_memory_of_the_host_that_the_device_sees_and_pools(run):
+    body = """
+        prop = ok(runtime.cudaGetDeviceProperties(0))
+        assert prop.canMapHostMemory and prop.managedMemory and b"virtual GPU" in bytes(prop.name)
+        host = (ctypes.c_float * n).from_address(ok(runtime.cudaHostAlloc(4 * n, runtime.cudaHostAllocMapped)))
+        host[:] = list(range(n))
+        mine = np.ones(n, np.float32)
+        ok(runtime.cudaHostRegister(mine, mine.nbytes, runtime.cudaHostRegisterMapped))
+        pointers = [ok(runtime.cudaHostGetDevicePointer(memory, 0)) for memory in (host, mine)]
+        module = ok(driver.cuModuleLoadData(ptx))
+        axpy = ok(driver.cuModuleGetFunction(module, b"axpy"))
+        arguments = (2.0, *pointers, n), (ctypes.c_float, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
+        ok(driver.cuLaunchKernel(axpy, 4, 1, 1, 256, 1, 1, 1024, driver.CU_STREAM_LEGACY, arguments, 0))
+        assert (mine == 1 + 2 * x).all()
+        ok(runtime.cudaFreeHost(host)), ok(runtime.cudaHostUnregister(mine))
+        assert int(runtime.cudaHostUnregister(mine)[0]) == 713  # not registered
+        pool = ok(runtime.cudaDeviceGetDefaultMemPool(0))
+        threshold = runtime.cudaMemPoolAttr.cudaMemPoolAttrReleaseThreshold
+        ok(runtime.cudaMemPoolSetAttribute(pool, threshold, driver.cuuint64_t(1 << 20)))
+        block = ok(runtime.cudaMallocFromPoolAsync(64, pool, stream))
+        ok(runtime.cudaMemsetAsync(block, 1, 64, stream)), ok(runtime.cudaFreeAsync(block, stream))
+        block = ok(driver.cuMemAllocFromPoolAsync(64, ok(driver.cuDeviceGetDefaultMemPool(0)), stream))
+        ok(driver.cuMemFreeAsync(block, stream))
+    """
+    assert run(body) == 0

@@ -45,16 +45,30 @@ class Memory:
         self._session.track(block, HostRange(name, address, int(size)))
         return address
 
-    def free(self, address: Any) -> None:
+    def free(self, pointer: Any) -> None:
         """UsageError for what was not allocated, as the driver's CUDA_ERROR_INVALID_VALUE."""
-        if int(address) and self._blocks.pop(int(address), None) is None:
-            raise UsageError(f"cuMemFree: {int(address):#x} was not allocated, or freed before")
+        address = _address(pointer)
+        if address and self._blocks.pop(address, None) is None:
+            raise UsageError(f"cuMemFree: {address:#x} was not allocated, or freed before")
+
+    def register(self, pointer: Any, size: int, *_: Any) -> None:
+        """Pin memory of the host's: the device may access it (cuMemHostRegister)."""
+        address = _address(pointer)
+        if address in self._blocks:
+            raise DriverError("CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED")
+        block = self._blocks[address] = _Block(pointer)
+        self._session.track(block, HostRange(_PINNED, address, int(size)))
+
+    def unregister(self, pointer: Any) -> None:
+        """Let go of it again."""
+        if self._blocks.pop(_address(pointer), None) is None:
+            raise DriverError("CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED")
 
 
 class _Block:
-    """A numpy array that can be weakly referred to and hashed."""
+    """A numpy array, or a script's own buffer, that can be weakly referred to and hashed."""
 
-    def __init__(self, array: np.ndarray):
+    def __init__(self, array: Any):
         self.array = array
 
 
@@ -261,6 +275,8 @@ _ALLOCATIONS = {  # call -> what frees it
     "cuMemAllocHost": "cuMemFreeHost", "cuMemHostAlloc": "cuMemFreeHost", "cudaMallocHost": "cudaFreeHost",
     "cudaHostAlloc": "cudaFreeHost",
 }  # fmt: skip
+_FROM_POOLS = {"cu": "cuMemAllocFromPoolAsync", "cuda": "cudaMallocFromPoolAsync"}
+_POOL_QUIET = ("MemPoolSetAttribute", "MemPoolTrimTo", "MemPoolDestroy", "DeviceSetMemPool")
 _POINTERS = ("cuMemAlloc", "cuMemAllocAsync", "cuMemAllocManaged")
 
 
@@ -301,6 +317,22 @@ def _allocations(host: _Host, prefix: str, pointer: Callable[[int], Any]) -> Tab
     return table
 
 
+def _pools(host: _Host, prefix: str, pool: Any, pointer: Callable[[int], Any]) -> Table:
+    """Memory pools: what they keep has no meaning here, allocations of all are alike. Those from a pool name it behind
+    the size."""
+    return {
+        **dict.fromkeys((f"{prefix}DeviceGetDefaultMemPool", f"{prefix}DeviceGetMemPool"), lambda *_: pool),
+        f"{prefix}MemPoolCreate": lambda *_: pool,
+        **dict.fromkeys((f"{prefix}{name}" for name in _POOL_QUIET), _nothing),
+        _FROM_POOLS[prefix]: lambda size, *_: pointer(host.memory.allocate(size)),
+    }
+
+
+def _registered(host: _Host, prefix: str) -> Table:
+    kind = f"{prefix}MemHost" if prefix == "cu" else "cudaHost"
+    return {f"{kind}Register": host.memory.register, f"{kind}Unregister": host.memory.unregister}
+
+
 def _driver(driver: ModuleType, host: _Host) -> Table:
     context = driver.CUcontext(1)
     session, events, modules, graphs = host.session, host.events, host.modules, host.graphs
@@ -314,7 +346,8 @@ def _driver(driver: ModuleType, host: _Host) -> Table:
         name = f"cuMemsetD{8 * width}"
         table |= {name + tail: _fill(session, name + tail, width, at) for tail, at in tails}
     table |= _waits(host, "cu", "Ctx")
-    table |= _allocations(host, "cuM", driver.CUdeviceptr)
+    table |= _allocations(host, "cuM", driver.CUdeviceptr) | _registered(host, "cu")
+    table |= _pools(host, "cu", driver.CUmemoryPool(1), driver.CUdeviceptr)
     capturing = driver.CUstreamCaptureStatus
     return table | {
         "cuDriverGetVersion": lambda: _VERSION,
@@ -329,7 +362,7 @@ def _driver(driver: ModuleType, host: _Host) -> Table:
         "cuGetErrorString": lambda error: driver.CUresult(error).name.encode(),
         **dict.fromkeys(("cuStreamCreate", "cuStreamCreateWithPriority"), _new_stream(session, driver.CUstream)),
         "cuEventCreate": lambda *_: driver.CUevent(events.create()),
-        "cuMemHostGetDevicePointer": lambda pointer, *_: driver.CUdeviceptr(int(pointer)),
+        "cuMemHostGetDevicePointer": lambda pointer, *_: driver.CUdeviceptr(_address(pointer)),
         "cuModuleLoadData": lambda image: driver.CUmodule(modules.load(image)),
         "cuModuleLoadDataEx": lambda image, *_: driver.CUmodule(modules.load(image)),
         "cuModuleLoad": lambda path: driver.CUmodule(modules.load_file(path)),
@@ -367,7 +400,8 @@ def _runtime(runtime: ModuleType, host: _Host) -> Table:
         table[f"cudaMemcpy{tail}"] = _copy(session, f"cudaMemcpy{tail}", at)
     for tail, at in (("", None), ("Async", 0)):
         table[f"cudaMemset{tail}"] = _fill(session, f"cudaMemset{tail}", 1, at)
-    table |= _allocations(host, "cuda", int) | _waits(host, "cuda", "Device")
+    table |= _allocations(host, "cuda", int) | _waits(host, "cuda", "Device") | _registered(host, "cuda")
+    table |= _pools(host, "cuda", runtime.cudaMemPool_t(1), int)
     capturing = runtime.cudaStreamCaptureStatus
     streams = ("cudaStreamCreate", "cudaStreamCreateWithFlags", "cudaStreamCreateWithPriority")
     table |= dict.fromkeys(streams, _new_stream(session, runtime.cudaStream_t))
@@ -380,7 +414,7 @@ def _runtime(runtime: ModuleType, host: _Host) -> Table:
         "cudaDeviceGetAttribute": host.attribute,
         "cudaGetDeviceProperties": lambda _: _properties(runtime, session),
         "cudaMemGetInfo": lambda: (DEVICE_MEMORY, DEVICE_MEMORY),
-        "cudaHostGetDevicePointer": lambda pointer, *_: int(pointer),
+        "cudaHostGetDevicePointer": lambda pointer, *_: _address(pointer),
         "cudaEventCreate": lambda: runtime.cudaEvent_t(events.create()),
         "cudaEventCreateWithFlags": lambda _: runtime.cudaEvent_t(events.create()),
         "cudaStreamBeginCapture": graphs.begin,
@@ -393,9 +427,17 @@ def _runtime(runtime: ModuleType, host: _Host) -> Table:
     }  # fmt: skip
 
 
+#: of cudaDeviceProp, by device attribute
+_PROPERTIES = {
+    "canMapHostMemory": 19, "unifiedAddressing": 41, "managedMemory": 83, "concurrentKernels": 31, "l2CacheSize": 38,
+    "cooperativeLaunch": 95, "memoryPoolsSupported": 115, "maxBlocksPerMultiProcessor": 106, "asyncEngineCount": 15,
+    "totalConstMem": 9, "regsPerBlock": 12, "reservedSharedMemPerBlock": 111,
+}  # fmt: skip
+
+
 def _properties(runtime: ModuleType, session: Session) -> Any:
     arch, made = session.arch, runtime.cudaDeviceProp()
-    made.name = f"tensorladder virtual GPU ({arch.name})".encode()
+    made.name = f"tensorladder virtual GPU ({arch.name})".encode().ljust(256, b"\0")  # a whole char[256]
     made.major, made.minor = arch.compute_capability
     made.totalGlobalMem, made.warpSize = DEVICE_MEMORY, archs.WARP_SIZE
     made.multiProcessorCount, made.maxThreadsPerMultiProcessor = arch.sm_count, arch.max_threads_per_sm
@@ -403,6 +445,8 @@ def _properties(runtime: ModuleType, session: Session) -> Any:
     made.maxThreadsDim, made.maxGridSize = list(archs.MAX_BLOCK), list(archs.MAX_GRID)
     made.sharedMemPerBlock, made.sharedMemPerBlockOptin = archs.STATIC_SMEM_LIMIT, arch.smem_per_cta
     made.sharedMemPerMultiprocessor = arch.smem_per_sm
+    for name, number in _PROPERTIES.items():
+        setattr(made, name, device_attribute(arch.name, number))
     return made
 
 
