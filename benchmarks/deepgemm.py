@@ -13,6 +13,7 @@ import shutil
 import struct
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,25 +45,31 @@ MOST = 64
 
 def compile_module(checkout: Path, cutlass: Path) -> Module:
     """Both kernels, from checkouts of DeepGEMM and CUTLASS. MissingExtra without nvcc, UsageError if it refuses."""
-    if shutil.which("nvcc") is None:
-        raise MissingExtra("nvcc (the CUDA toolkit)", "cuda")
     text = SOURCE.format(
         heads=HEADS, dim=DIM, page=PAGE, stages=STAGES, split=SPLIT, threads=THREADS - 128, most=MOST, sms=SMS
     )
+    return compile_source(text, ARCH, (checkout / "deep_gemm/include", cutlass / "include"))
+
+
+def compile_source(text: str, arch: str, includes: Sequence[Path]) -> Module:
+    """CUDA C++ that instantiates kernels of headers. MissingExtra without nvcc, UsageError if it refuses."""
+    if shutil.which("nvcc") is None:
+        raise MissingExtra("nvcc (the CUDA toolkit)", "cuda")
     with tempfile.TemporaryDirectory() as folder:
         source, made = Path(folder) / "peer.cu", {}
         source.write_text(text, encoding="utf-8")
         for kind in ("ptx", "cubin"):
             command = [
-                "nvcc", "-std=c++20", f"-arch={ARCH}", f"-{kind}", "-O3", "--expt-relaxed-constexpr",
-                "--expt-extended-lambda", f"-I{checkout / 'deep_gemm/include'}", f"-I{cutlass / 'include'}",
-                str(source), "-o", f"{folder}/peer.{kind}",
+                "nvcc", "-std=c++20", f"-arch={arch}", f"-{kind}", "-O3", "-lineinfo", "--expt-relaxed-constexpr",
+                "--expt-extended-lambda", *(f"-I{path}" for path in includes), str(source),
+                "-o", f"{folder}/peer.{kind}",
             ]  # fmt: skip
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
-                raise UsageError(f"{checkout}: nvcc: {done.stderr.strip().splitlines()[0]}")
+                said = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip())
+                raise UsageError(f"{includes[0]}: nvcc: {said}")
             made[kind] = Path(folder, f"peer.{kind}").read_bytes()
-    return Module(made["ptx"].decode(), ARCH, made["cubin"], NAME)
+    return Module(made["ptx"].decode(), arch, made["cubin"], NAME)
 
 
 def plan(module: Module, batch: int) -> Program:

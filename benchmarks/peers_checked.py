@@ -2,10 +2,13 @@
 
     TENSORLADDER_PEERS_CHECKED=F.jsonl make peers PEERS=folder      # runs them: a line a test in F.jsonl
     python -m benchmarks.peers_checked --keep F.jsonl               # into benchmarks/results/peers-checked.jsonl
-    python -m benchmarks.peers_checked                              # the table; 1 where an error is not explained
+    python -m benchmarks.peers_checked                              # a line a test, and what they come to
+    python -m benchmarks.peers_checked --faults                     # kernels at fault: where, what, by which rule
+    python -m benchmarks.peers_checked --without                    # kernels with no finding of rank error
     python -m benchmarks.peers_checked --reviews                    # what is for review: findings and tests by message
 
-A finding of rank error is the kernel's fault where `tests.peers.checked.KNOWN` says why, and else the checker's.
+A finding of rank error is the kernel's fault where `tests.peers.checked.FAULTS` says why, and else the checker's. The
+exit code is 1 where one is not explained.
 """
 
 from __future__ import annotations
@@ -15,13 +18,13 @@ import collections
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from tensorladder.core.pipes import piped
 from tensorladder.measure import bench
-from tests.peers.checked import unexplained, why
+from tests.peers.checked import FAULTS, faults_of, unexplained
 
 RESULTS = Path(__file__).parent / "results" / "peers-checked.jsonl"
 
@@ -58,7 +61,9 @@ def row(record: dict[str, Any]) -> tuple[str, ...]:
     owners = sorted({"/".join(file.split("/")[:2]) for file in record["files"]})
     return (
         " ".join(owners), record["test"].partition("::")[2], " ".join(record["arch"]), record["verdict"],
-        said(record["errors"]), said(record["reviews"]), why(record["test"]) if record["errors"] else "",
+        said(record["errors"]), said(record["reviews"]),
+        "; ".join(why for fault in faults_of(record["test"]) for why in fault.reasons.values())
+        if record["errors"] else "",
     )  # fmt: skip
 
 
@@ -74,25 +79,86 @@ def reviews(records: Iterable[dict[str, Any]]) -> Iterator[tuple[int, int, str, 
         yield len(where), len(set(where)), kind, words
 
 
+def faults(records: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str, str, str, str]]:
+    """Kernels at fault: project, kernel, kind, the lines where it was found, and the rule that it breaks."""
+    for fault in FAULTS:
+        found = [
+            finding for record in records if fault in faults_of(record["test"]) for finding in record["faults"]
+            if finding["verdict"] == "error"
+        ]  # fmt: skip
+        for kind, why in fault.reasons.items():
+            where = {
+                f"{place['file']}:{place['line']}"
+                for finding in found if finding["kind"] == kind
+                for place in (finding["where"],) if place and place.get("file")
+            }  # fmt: skip
+            yield fault.project, fault.kernel, kind, ", ".join(sorted(where)) or "not in what is kept", why
+
+
+def without_error(records: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str, str]]:
+    """By project and file of tests: kernels of which nothing is kept with an error, and how many of them are clean."""
+    verdicts: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for record in records:
+        owners = sorted({"/".join(file.split("/")[:2]) for file in record["files"]} - {"Dao-AILab/quack"})
+        owner = " ".join(owners) or "Dao-AILab/quack"
+        of = verdicts.setdefault((owner, record["test"].partition("[")[0]), {})
+        of.setdefault(_subject(record), []).append(record["verdict"])
+    for (owner, test), of in sorted(verdicts.items()):
+        right = {name: found for name, found in of.items() if "error" not in found}
+        clean = [name for name, found in right.items() if set(found) <= {"clean"}]
+        if right:
+            yield owner, test, f"{len(right)} ({len(clean)} clean): {', '.join(sorted(right))}"
+
+
+def _subject(record: dict[str, Any]) -> str:
+    """A kernel or script by its name: a test's first parameter that is no policy and no number."""
+    inside = re.search(r"\[(.*)\]$", record["test"])
+    words = [word for word in (inside[1].split("-") if inside else []) if word not in ("eager", "lazy", "random:1")]
+    return (words[0].removesuffix(".py") if words else "") or record["test"].partition("::")[2].partition("[")[0]
+
+
+def summary(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Tests by verdict; tests with an error that is the kernel's fault, by kind of it; and what nobody has explained.
+
+    checkers: tests by the digest of the checker that ran them (benchmarks.mutation_table.judged_by).
+    """
+    strange = [record["test"] for record in records if unexplained(record["test"], record["faults"])]
+    at_fault = [record for record in records if record["errors"] and record["test"] not in strange]
+    kinds = collections.Counter(kind for record in at_fault for kind in record["errors"])
+    kernels = {fault.kernel for record in at_fault for fault in faults_of(record["test"])}
+    return {
+        "tests": len(records),
+        "verdicts": dict(collections.Counter(record["verdict"] for record in records)),
+        "errors": sum(bool(record["errors"]) for record in records),
+        "at fault": {"tests": len(at_fault), "kernels": len(kernels), "by kind": dict(sorted(kinds.items()))},
+        "unexplained": len(strange), "not explained": strange,
+        "checkers": dict(collections.Counter(record.get("checker", "before") for record in records)),
+    }  # fmt: skip
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keep", metavar="F.jsonl", type=Path, help="add the lines of a run to the results")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--reviews", action="store_true", help="what is for review, by message")
+    for table in TABLES:
+        parser.add_argument(f"--{table}", action="store_true", help=(TABLES[table].__doc__ or "").partition(":")[0])
     asked = parser.parse_args()
     if asked.keep:
         keep(asked.keep)
     records = list(kept().values())
-    strange = [r for r in records if unexplained(r["test"], r["faults"])]
-    if asked.reviews:
-        for line in reviews(records):
-            print(" | ".join(map(str, line)))
-        return 0
+    for table, rows in TABLES.items():
+        if getattr(asked, table):
+            for line in rows(records):
+                print(" | ".join(map(str, line)))
+            return 0
     for record in records:
         print(json.dumps(record) if asked.json else " | ".join(row(record)))
-    verdicts = collections.Counter(record["verdict"] for record in records)
-    print(json.dumps({"summary": dict(verdicts), "not explained": [record["test"] for record in strange]}))
-    return 1 if strange else 0
+    found = summary(records)
+    print(json.dumps({"summary": found}))
+    return 1 if found["unexplained"] else 0
+
+
+TABLES = {"faults": faults, "without": without_error, "reviews": reviews}
 
 
 if __name__ == "__main__":

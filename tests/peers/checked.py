@@ -4,7 +4,7 @@
     python -m benchmarks.peers_checked                              # the table of what is kept
 
 Where the variable names a file, every test of this folder runs its kernels under the checker and fails at a finding of
-rank error that `KNOWN` does not explain. Scripts run in processes of their own: as `tensorladder exec --check` runs
+rank error that `FAULTS` does not explain. Scripts run in processes of their own: as `tensorladder exec --check` runs
 them, but this file writes the findings for the test to read:
 
     python -m tests.peers.checked FINDINGS.jsonl SCRIPT ARCH POLICY ARGS...
@@ -17,119 +17,127 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from benchmarks.mutation_table import judged_by
 
 HOME = Path(__file__).parents[2]
 RECORDS = "TENSORLADDER_PEERS_CHECKED"
 #: set for a test's time: where the processes that it starts leave their findings
 FINDINGS = "TENSORLADDER_PEERS_FINDINGS"
 
-#: kernels that are at fault, by test (a pattern): kinds of error, and the reason
-KNOWN: tuple[tuple[str, tuple[str, ...], str], ...] = (
-    (
-        r"test_tirx_book.*\[[123]\b", ("missing-proxy-fence",),
-        "threads copy A and B into shared memory and tcgen05.mma reads them: no fence.proxy.async",
-    ),
-    (
-        r"test_tirx_book.*\[[89]\b", ("barrier-init",),
-        "the peer CTA signals barriers after a CTA barrier alone: they may not be initialised yet",
-    ),
-    (
-        r"test_async_copy.*MultiStage(I|LargeChunk)\b", ("slot-reuse", "missing-wait"),
-        "five stages are in flight in four buffers",
-    ),
-    (
-        r"test_async_copy.*LargeChunkAWBarrier", ("barrier-init",),
-        "threads of 16 x 16 whose x is 0 initialise one barrier, 16 times: undefined with no mbarrier.inval between",
-    ),
-    (
-        r"fmha_bwd\.py", ("tmem",),
-        "tensor memory is freed after a barrier of the compute warps alone: dQ's products and loads are not over",
-    ),
-    (
-        r"mla_decode_fp16\.py", ("race",),
-        "two warps that share rows both store their log-sum-exp: the same value twice, with nothing between",
-    ),
-    (
-        r"\[tma_v[01]\.py", ("missing-wait",),
-        "the CTA exits after its TMA store, with no commit and no wait for the store's reads",
-    ),
-    (
-        r"\[tma_(load_)?store\.py", ("slot-reuse",),
-        "a lane of each of the four warps stores the whole tile: the same bytes, four times, with nothing between",
-    ),
-    (
-        r"\[elementwise_apply\.py", ("race",),
-        "tensors of the default stream are used on a torch.cuda.Stream() that does not wait for it, and the result is "
-        "compared on the default stream with no synchronisation",
-    ),
-    (
-        r"\[dense_gemm_fp8_2xacc\.py", ("race",),
-        "the scales are copied on the default stream and used on a torch.cuda.Stream() that does not wait for it",
-    ),
-    (
-        r"\[cluster_tmem_reduce\.py", ("missing-wait", "race", "tmem"),
-        "tcgen05.wait::st stands for the commit that tcgen05.cp wants; cluster barriers with relaxed arrivals order no "
-        "memory",
-    ),
-    (
-        r"\[(05|10)_minimal_tensor_mma\w*\.py", ("barrier-init", "collective"),
-        "a lane of each warp initialises the same barriers; setmaxnreg by single warps of a warpgroup",
-    ),
-    (
-        r"\[gemm_M128_N128_Kany\w*\.py", ("barrier-init", "collective", "race"),
-        "as the minimal ones; the address of tensor memory is read with no barrier after tcgen05.alloc, and all lanes "
-        "flip one phase bit in shared memory with no bar.warp.sync between a lane's store and another one's load; its "
-        "tensors are filled on the default stream and used on a torch.cuda.Stream() that does not wait for it",
-    ),
-    (
-        r"\[tma_multicast\.py", ("missing-wait",),
-        "the leader alone waits for the copy; a cluster barrier with relaxed arrivals does not hand that on",
-    ),
-    (
-        r"\[2cta_mma_blockscale_m128\.py", ("missing-proxy-fence", "missing-wait", "scope"),
-        "no proxy fence after cp.async; the peer's scale factors of B arrive at a barrier that nobody waits for; those "
-        "of A are handed to the other CTA by mbarrier.arrive.release.cta",
-    ),
-    (
-        r"\[slicek_m32n8k128\.py", ("missing-proxy-fence",),
-        "tcgen05.mma reads what cp.async wrote, and nobody executes a proxy fence",
-    ),
-    (
-        r"test_deepgemm", ("race",),
-        "each lane stores its prefix sums and reads other lanes' with only shfl.sync between, no __syncwarp (which the "
-        "same kernel has for ragged queries)",
-    ),
-    (
-        r"test_quack_file\[test_cross_entropy", ("race",),
-        "dx in place of x: a lane stores over the target's logit that lane 0 has read, with only shfl.sync between",
-    ),
-    (
-        r"test_quack_file\[test_rotary", ("race",),
-        "an odd half: a lane's vector load of the first half reaches into the second one, which another lane stores "
-        "next with no bar.warp.sync between; the values that it reads there are not used",
-    ),
-    (
-        r"\[c1_wgmma_tma_load_store", ("slot-reuse", "race", "missing-wait", "barrier-phase", "deadlock",
-                                       "uninitialised"),
-        "warp 0 refills stages that the other warpgroup's wgmma still reads, C is stored over A, the CTA exits before "
-        "its TMA store has read, a warp that is late misses a phase",
-    ),
-    (
-        r"\[c2_profile", ("missing-wait",),
-        "the wait for the TMA store before the exit is commented out",
-    ),
-    (
-        r"\[z2_tmem_lower", ("missing-wait", "tmem"),
-        "tcgen05.ld right after tcgen05.st, and dealloc: no tcgen05.wait::st (PTX ISA, tcgen05, non-pipelined "
+
+@dataclass(frozen=True)
+class Fault:
+    """A kernel of another project that breaks a rule of the ISA's or of CUDA's, and is known to.
+
+    test: a pattern of its tests. project, kernel: whose, and its name. reasons: kind of finding to why it is a fault.
+    """
+
+    test: str
+    project: str
+    kernel: str
+    reasons: Mapping[str, str]
+
+
+_STREAM = (
+    "{} on the default stream and used on a torch.cuda.Stream(), a non-blocking one, which does not wait for it (CUDA "
+    "programming guide, implicit synchronization)"
+)
+_RELAXED = (
+    "barrier.cluster.arrive.relaxed orders no memory (PTX ISA, barrier.cluster), and no fence.acq_rel.cluster stands "
+    "before it"
+)
+_SINGLE = "setmaxnreg by single warps of a warpgroup: the same one must be executed by all of its warps (PTX ISA)"
+_ONCE_A_WARP = (
+    "a lane of each warp initialises the same barriers: mbarrier.init of a valid mbarrier without mbarrier.inval is "
+    "undefined (PTX ISA)"
+)
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(r"test_tirx_book.*\[[123]\b", "modern-gpu-programming-for-mlsys", "steps 1 to 3", {
+        "missing-proxy-fence": "threads copy A and B into shared memory, and tcgen05.mma, of the async proxy, reads "
+        "them: no fence.proxy.async anywhere",
+    }),
+    Fault(r"test_tirx_book.*\[[89]\b", "modern-gpu-programming-for-mlsys", "steps 8 and 9", {
+        "barrier-init": "the peer CTA's copies signal barriers after a CTA barrier alone: nothing orders their "
+        "mbarrier.init in the other CTA before (fence.mbarrier_init and a cluster barrier do)",
+    }),
+    Fault(r"test_async_copy.*MultiStage(I|LargeChunk)\b", "cuda-samples", "MatrixMulAsyncCopyMultiStage, -LargeChunk", {
+        "slot-reuse": "five stages are in flight in four buffers: cp.async writes the one whose copy is not waited for",
+        "missing-wait": "the same, where the buffer is read",
+    }),
+    Fault(r"test_async_copy.*LargeChunkAWBarrier", "cuda-samples", "MatrixMulAsyncCopyLargeChunkAWBarrier", {
+        "barrier-init": "`if (threadIdx.x == 0)` in a block of 16 x 16: 16 threads initialise one barrier, which is "
+        "undefined with no mbarrier.inval between (PTX ISA)",
+    }),
+    Fault(r"fmha_bwd\.py", "cutlass", "fmha_bwd", {
+        "tmem": "tcgen05.dealloc after a barrier of the compute warps alone: dQ's products and the reduce warps' loads "
+        "are not over; `--async lazy` stops at a product whose columns are gone",
+    }),
+    Fault(r"\[elementwise_apply\.py", "cutlass", "elementwise_apply", {
+        "race": _STREAM.format("its tensors are made") + "; its result is compared with no synchronisation",
+    }),
+    Fault(r"\[dense_gemm_fp8_2xacc\.py", "cutlass", "dense_gemm_fp8_2xacc", {
+        "race": _STREAM.format("the scale factors are copied"),
+    }),
+    Fault(r"\[cluster_tmem_reduce\.py", "cutlass", "primitives cluster_tmem_reduce", {
+        "missing-wait": "tcgen05.ld after tcgen05.cp with tcgen05.wait::st between: tcgen05.cp wants a commit that is "
+        "waited for (PTX ISA, tcgen05, completion mechanisms)",
+        "race": "a CTA reads its peer's shared memory, and exits: " + _RELAXED,
+        "tmem": "tcgen05.dealloc with the same tcgen05.cp not waited for",
+    }),
+    Fault(r"\[05_minimal_tensor_mma\w*\.py|\[10_minimal_tensor_mma\w*\.py", "cutlass",
+          "primitives 05_minimal_tensor_mma, 10_minimal_tensor_mma_fp8", {
+        "barrier-init": _ONCE_A_WARP, "collective": _SINGLE,
+    }),
+    Fault(r"\[gemm_M128_N128_Kany\w*\.py", "cutlass", "primitives gemm_M128_N128_Kany_TN_warpspec_multistage", {
+        "barrier-init": _ONCE_A_WARP, "collective": _SINGLE,
+        "race": "the address of tensor memory is read with no barrier after another warp's tcgen05.alloc; "
+        + _STREAM.format("its tensors are filled"),
+    }),
+    Fault(r"\[tma_multicast\.py", "cutlass", "primitives tma_multicast", {
+        "missing-wait": "the leader alone waits for the copy, and hands it on by a cluster barrier: " + _RELAXED,
+    }),
+    Fault(r"\[2cta_mma_blockscale_m128\.py", "cutlass", "primitives 2cta_mma_blockscale_m128", {
+        "missing-wait": "the peer's scale factors of B arrive at a barrier that nobody waits for",
+        "scope": "the peer's scale factors of A are handed on to the other CTA by mbarrier.arrive.release.cta",
+    }),
+    Fault(r"test_deepgemm\.py", "DeepGEMM", "sm90_paged_mqa_logits_metadata", {
+        "race": "each lane stores its prefix sums and reads other lanes' with only shfl.sync between, no __syncwarp "
+        "(which the same kernel has for ragged queries): shfl orders no memory (PTX ISA, bar.warp.sync does)",
+    }),
+    Fault(r"test_deepgemm_gemm.*sm100_bf16_gemm-2", "DeepGEMM", "sm100_bf16_gemm in pairs", {
+        "race": "warps read the address of tensor memory that warp 2's tcgen05.alloc has written to shared memory: "
+        + _RELAXED,
+    }),
+    Fault(r"test_flash_attention.*(113-203-64-False-3|combine)", "flash-attention", "flash_fwd_combine", {
+        "uninitialised": "log-sum-exps of rows past the end are not loaded, and the highest split of all of a thread's "
+        "rows bounds its loop: garbage there makes it read partial results past the last split",
+    }),
+    Fault(r"test_flashinfer.*paged", "flashinfer", "gqa_decode_paged", {
+        "race": "lanes read page numbers that other lanes' cp.async has brought: bar.warp.sync stands before "
+        "cp.async.wait_group, which waits for the own lane's copies, and not after it",
+    }),
+    Fault(r"test_flashinfer.*atomic", "flashinfer", "gqa_decode with its reduction in a cluster", {
+        "tmem": "the wait before tcgen05.dealloc is CuTe DSL's PipelineUmmaAsync.producer_tail, which CTAs of odd rank "
+        "skip (it takes two CTAs for a pair): with cta_group::1 they free columns that their epilogue has yet to read",
+    }),
+    Fault(r"\[c1_wgmma_tma_load_store", "learn-cutedsl", "c1_wgmma_tma_load_store", {
+        "slot-reuse": "warp 0 refills both stages after its own warpgroup's wait, while the other one's wgmma reads "
+        "them; C is stored over A",
+        "race": "the same, where the write came first",
+        "missing-wait": "the same, where the copy came first",
+        "barrier-phase": "a warp that is late misses a phase of the barrier", "deadlock": "the same, when it happens",
+    }),
+    Fault(r"\[z2_tmem_lower", "learn-cutedsl", "z2_tmem_lower", {
+        "missing-wait": "tcgen05.ld right after tcgen05.st: no tcgen05.wait::st (PTX ISA, tcgen05, non-pipelined "
         "instructions in one thread)",
-    ),
-    (
-        r"test_cutlass_example\[fmha\.py", ("missing-wait",),
-        "the epilogue's last TMA stores are not waited for: its PipelineTmaStore has no producer_tail",
-    ),
+        "tmem": "tcgen05.dealloc with the same tcgen05.st not waited for",
+    }),
 )  # fmt: skip
 
 
@@ -158,15 +166,14 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
+def faults_of(test: str) -> tuple[Fault, ...]:
+    return tuple(fault for fault in FAULTS if re.search(fault.test, test))
+
+
 def unexplained(test: str, findings: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Findings of rank error that KNOWN does not name."""
-    kinds = {kind for pattern, known, _ in KNOWN if re.search(pattern, test) for kind in known}
+    """Findings of rank error that FAULTS does not name."""
+    kinds = {kind for fault in faults_of(test) for kind in fault.reasons}
     return [f for f in findings if f["verdict"] == "error" and f["kind"] not in kinds]
-
-
-def why(test: str) -> str:
-    """What KNOWN says of a test's kernels."""
-    return "; ".join(said for pattern, _, said in KNOWN if re.search(pattern, test))
 
 
 def record(test: str, files: Sequence[str], findings: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -180,7 +187,7 @@ def record(test: str, files: Sequence[str], findings: Sequence[dict[str, Any]]) 
     faults = [f for f in findings if f["verdict"] in ("error", "review")]
     return {
         "test": test, "files": sorted(set(files)), "arch": sorted({f["arch"] for f in findings}), "verdict": verdict,
-        "errors": kinds("error"), "reviews": kinds("review"),
+        "errors": kinds("error"), "reviews": kinds("review"), "checker": judged_by(),
         "faults": [{key: f.get(key) for key in ("verdict", "kind", "message", "where", "other")} for f in faults],
     }  # fmt: skip
 
