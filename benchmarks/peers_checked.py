@@ -88,9 +88,8 @@ def faults(records: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str, str, s
         ]  # fmt: skip
         for kind, why in fault.reasons.items():
             where = {
-                f"{place['file']}:{place['line']}"
-                for finding in found if finding["kind"] == kind
-                for place in (finding["where"],) if place and place.get("file")
+                f"{place['file']}:{place['line']}" if place.get("file") else "PTX, with no source line"
+                for finding in found if finding["kind"] == kind and (place := finding["where"])
             }  # fmt: skip
             yield fault.project, fault.kernel, kind, ", ".join(sorted(where)) or "not in what is kept", why
 
@@ -98,11 +97,13 @@ def faults(records: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str, str, s
 def without_error(records: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str, str]]:
     """By project and file of tests: kernels of which nothing is kept with an error, and how many of them are clean."""
     verdicts: dict[tuple[str, str], dict[str, list[str]]] = {}
-    for record in records:
-        owners = sorted({"/".join(file.split("/")[:2]) for file in record["files"]} - {"Dao-AILab/quack"})
-        owner = " ".join(owners) or "Dao-AILab/quack"
-        of = verdicts.setdefault((owner, record["test"].partition("[")[0]), {})
-        of.setdefault(_subject(record), []).append(record["verdict"])
+    owners: dict[str, str] = {}  # a test whose module has read its checkout before names no file
+    for record in sorted(records, key=lambda record: not record["files"]):
+        test = record["test"].partition("[")[0]
+        module = test.partition("::")[0]
+        owner = "/".join(record["files"][0].split("/")[:2]) if record["files"] else owners.get(module, "?")
+        owners.setdefault(module, owner)
+        verdicts.setdefault((owner, test), {}).setdefault(_subject(record), []).append(record["verdict"])
     for (owner, test), of in sorted(verdicts.items()):
         right = {name: found for name, found in of.items() if "error" not in found}
         clean = [name for name, found in right.items() if set(found) <= {"clean"}]

@@ -177,7 +177,7 @@ def unexplained(test: str, findings: Sequence[dict[str, Any]]) -> list[dict[str,
 
 
 def record(test: str, files: Sequence[str], findings: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """A line of the results: what of a test's kernels was found."""
+    """A line of the results: what of a test's kernels was found. files: the subject's first, then what it needs."""
     ranks = ("clean", "review", "incomplete", "error")
     verdict = max((f["verdict"] for f in findings), key=ranks.index, default="none launched")
 
@@ -186,7 +186,8 @@ def record(test: str, files: Sequence[str], findings: Sequence[dict[str, Any]]) 
 
     faults = [f for f in findings if f["verdict"] in ("error", "review")]
     return {
-        "test": test, "files": sorted(set(files)), "arch": sorted({f["arch"] for f in findings}), "verdict": verdict,
+        "test": test, "files": list(dict.fromkeys(files)), "verdict": verdict,
+        "arch": sorted({f["arch"] for f in findings}),
         "errors": kinds("error"), "reviews": kinds("review"), "checker": judged_by(),
         "faults": [{key: f.get(key) for key in ("verdict", "kind", "message", "where", "other")} for f in faults],
     }  # fmt: skip

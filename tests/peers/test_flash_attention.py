@@ -24,8 +24,8 @@ TESTS = [
 @pytest.mark.parametrize(("arch", "tests"), TESTS, ids=lambda value: value if isinstance(value, str) else value[0])
 def test_flash_attention(checkout, tmp_path, arch, tests) -> None:
     pytest.importorskip("einops")
-    quack = checkout("quack", "quack/__init__.py").parents[1]
     cute = checkout("flash-attention", "flash_attn/cute/interface.py").parent
+    quack = checkout("quack", "quack/__init__.py").parents[1]
     # the package flash-attn-4 is this folder alone: flash_attn itself wants its compiled extension
     package = tmp_path / "flash_attn"
     package.mkdir()
