@@ -94,28 +94,36 @@ def faults(records: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str, str, s
             yield fault.project, fault.kernel, kind, ", ".join(sorted(where)) or "not in what is kept", why
 
 
-def without_error(records: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str, str]]:
-    """By project and file of tests: kernels of which nothing is kept with an error, and how many of them are clean."""
+def without_error(records: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str, str, str]]:
+    """By project and file of tests: of how many kernels nothing is kept with an error, how many are clean, and which.
+
+    A kernel of whose tests some have an error says how many have none.
+    """
     verdicts: dict[tuple[str, str], dict[str, list[str]]] = {}
     owners: dict[str, str] = {}  # a test whose module has read its checkout before names no file
     for record in sorted(records, key=lambda record: not record["files"]):
-        test = record["test"].partition("[")[0]
-        module = test.partition("::")[0]
+        module = record["test"].partition(".py::")[0]
         owner = "/".join(record["files"][0].split("/")[:2]) if record["files"] else owners.get(module, "?")
         owners.setdefault(module, owner)
-        verdicts.setdefault((owner, test), {}).setdefault(_subject(record), []).append(record["verdict"])
-    for (owner, test), of in sorted(verdicts.items()):
-        right = {name: found for name, found in of.items() if "error" not in found}
-        clean = [name for name, found in right.items() if set(found) <= {"clean"}]
-        if right:
-            yield owner, test, f"{len(right)} ({len(clean)} clean): {', '.join(sorted(right))}"
+        verdicts.setdefault((owner, module), {}).setdefault(_subject(record), []).append(record["verdict"])
+    for (owner, module), of in sorted(verdicts.items()):
+        right = {name: [one for one in found if one != "error"] for name, found in of.items()}
+        names = [
+            name + (f" ({len(found)} of {len(of[name])} tests)" if len(found) < len(of[name]) else "")
+            for name, found in sorted(right.items()) if found
+        ]  # fmt: skip
+        clean = sum(bool(found) and set(found) == {"clean"} for found in right.values())
+        if names:
+            yield owner, module, f"{len(names)}, {clean} clean", ", ".join(names)
 
 
 def _subject(record: dict[str, Any]) -> str:
-    """A kernel or script by its name: a test's first parameter that is no policy and no number."""
-    inside = re.search(r"\[(.*)\]$", record["test"])
-    words = [word for word in (inside[1].split("-") if inside else []) if word not in ("eager", "lazy", "random:1")]
-    return (words[0].removesuffix(".py") if words else "") or record["test"].partition("::")[2].partition("[")[0]
+    """A kernel or script by its name: a test's first parameter that is no policy; with the test's own, if a number."""
+    function, _, inside = record["test"].partition("::test_")[2].rstrip("]").partition("[")
+    words = [word for word in inside.split("-") if word not in ("eager", "lazy", "random:1")]
+    name = words[0].rpartition("/")[2].removesuffix(".py") if words else ""
+    own = len(name) < 8 or name.startswith("sm_")  # an architecture, a type or a number says too little
+    return f"{function} {name}".strip() if own else name
 
 
 def summary(records: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -23,9 +23,9 @@ SCRIPTS = [
     ("07-extern-functions", "sm_100a", ()),
 ]
 NO_SWEEP = ((r"^ *(benchmark|bench_layer_norm)\.run.*$", ""),)
-#: 09 at a small size, with one configuration of each kernel, and torch's product in place of cuBLAS's
+#: 09 at a small size, with one configuration of each kernel
 PERSISTENT = (
-    (r"\A", "import tests.peers.no_cublas\n"), (r"validate\(8192, 8192, .*\)", "validate(512, 768, 256, dtype)"),
+    (r"validate\(8192, 8192, .*\)", "validate(512, 768, 256, dtype)"),
     (r"^        proton\.start[\s\S]*", ""), (r"for BN in .*$", "for BN in [128]"), (r"for BK in .*$", "for BK in [64]"),
     (r"for s in .*$", "for s in [3]"), (r"for w in .*$", "for w in [4]"),
     (r"for SUBTILE in .*$", "for SUBTILE in [False]"),

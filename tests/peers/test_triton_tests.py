@@ -60,4 +60,4 @@ def test_tutorial_file(checkout, tmp_path, monkeypatch, file, arch) -> None:
             text = text.replace(old, new)
         (copies / neighbour.name).write_text(text)
     tests = [f"{path.name}::{test}" for test in FILES[file, arch]]
-    run_suite(copies, tests, arch, tmp_path, "-p", "tests.peers.no_cublas")
+    run_suite(copies, tests, arch, tmp_path)
