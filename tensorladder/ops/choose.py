@@ -1,15 +1,18 @@
 """Which kernel with which knobs for which product: of all that do it, what is fastest by the models, and by what was
-measured where that is near.
+learnt of how they err.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
+
+import numpy as np
 
 from tensorladder.core.errors import UsageError
-from tensorladder.ops import measured
+from tensorladder.ops import learnt
 from tensorladder.ops.kernels import Choice, Product, taking
-from tensorladder.ops.models import MODELS
+from tensorladder.ops.models import MODELS, Work
 from tensorladder.rungs.parts.form import Form
 
 ARCH = "sm_90a"
@@ -17,21 +20,30 @@ ARCH = "sm_90a"
 
 def modelled(one: Choice, product: Product, sm_count: int) -> float:
     """Microseconds that a product takes, by the kernel's model."""
-    return MODELS[one.kernel].us(dict(one.knobs), product, sm_count)
+    work = _work(one, product, sm_count)
+    return work.us if isinstance(work, Work) else work
 
 
-def predicted(one: Choice, product: Product, sm_count: int) -> float:
-    """Microseconds that a product takes, by the kernel's model and what was measured near by."""
-    return modelled(one, product, sm_count) * _corrections(product, sm_count).get(measured.alike(one), 1.0)
+def _work(one: Choice, product: Product, sm_count: int) -> Work | float:
+    return MODELS[one.kernel].work(dict(one.knobs), product, sm_count)
 
 
-@functools.lru_cache(maxsize=256)
-def _corrections(product: Product, sm_count: int) -> dict[Choice, float]:
-    return measured.corrections(product, _measured_model) if sm_count == measured.SMS else {}
-
-
-def _measured_model(one: Choice, product: Product) -> float:
-    return modelled(one, product, measured.SMS)
+def predicted(ones: Sequence[Choice], product: Product, sm_count: int) -> list[float]:
+    """Microseconds that a product takes: by the kernels' models and, on a GPU like the one that was measured, by what
+    was learnt there of how they err. What is slow by its model is taken to err as the one that errs most."""
+    works = [_work(one, product, sm_count) for one in ones]
+    us = [work.us if isinstance(work, Work) else work for work in works]
+    if not learnt.knows(product, sm_count):
+        return us
+    worth, trees = learnt.WORTH * min(us), learnt.trees()
+    rows = {
+        at: learnt.features(one.knobs, product, work)
+        for at, (one, work) in enumerate(zip(ones, works))
+        if isinstance(work, Work) and work.us <= worth
+    }
+    off = np.exp(learnt.answers(learnt.table(list(rows.values()), trees.asked), trees)).tolist() if rows else [1.0]
+    errs = dict(zip(rows, off))
+    return [took * errs.get(at, max(off)) for at, took in enumerate(us)]
 
 
 @functools.lru_cache(maxsize=1024)
@@ -43,7 +55,8 @@ def rank(m: int, n: int, k: int, l: int, form: Form, sm_count: int, arch: str = 
     found = [one for kernel in taking(product, arch) for one in fitting(kernel.name, form)]
     if not found:
         raise UsageError(f"no kernel has knobs for this form: {form}")
-    return tuple(sorted(found, key=lambda one: predicted(one, product, sm_count)))
+    us = predicted(found, product, sm_count)
+    return tuple(found[at] for at in sorted(range(len(found)), key=us.__getitem__))
 
 
 @functools.lru_cache(maxsize=256)

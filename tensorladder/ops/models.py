@@ -2,8 +2,7 @@
 
 They count waves: the busiest SM's tiles, one after the other. A K step of a tile takes the longer of what its
 multiplications take at the tensor cores' rate and what the way of its operands takes (`way`). The constants are fitted
-to times of all candidates on bf16 products (choice_h200.jsonl); what they leave out is made good near the shapes that
-were measured (`ops.measured`).
+to times of all candidates on bf16 products; what they leave out is learnt from such times besides (`ops.learnt`).
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ USABLE = {3: 39 / 44, 4: 30 / 33, 8: 30 / 33}
 
 
 class Model(NamedTuple):
-    """A kernel's candidates, whether it takes one for a form, and how many microseconds that takes for a product on so
-    many SMs."""
+    """A kernel's candidates, whether it takes one for a form, and what that does for a product on so many SMs, or how
+    many microseconds that takes where nothing else is known of it."""
 
     candidates: tuple[Choice, ...]
     fits: Callable[[dict[str, Any], Form], bool]
-    us: Callable[[dict[str, Any], Product, int], float]
+    work: Callable[[dict[str, Any], Product, int], Work | float]
 
 
 class Rates(NamedTuple):
@@ -83,6 +82,21 @@ class Tiles(NamedTuple):
     cols: float
     all_rows: float
     all_cols: float
+
+
+class Work(NamedTuple):
+    """What a kernel does for a product. us: microseconds that it takes. tiles; waves: (how many, clusters at a time).
+    multiply: clocks of a K step's multiplications; ways: and of the way of its operands, for each of the waves. rows,
+    cols: of A, and of B, that a cluster's tile has. pitches: bytes to the next line of A, and of B."""
+
+    us: float
+    tiles: Tiles
+    waves: list[tuple[int, int]]
+    multiply: float
+    ways: list[float]
+    rows: int
+    cols: int
+    pitches: tuple[int, int]
 
 
 def bytes_of(dtype: str) -> int:
@@ -176,43 +190,54 @@ C7_TILES = {
         ((128, 192), 2, 1), ((128, 192), 1, 1), ((128, 160), 2, 1), ((128, 160), 1, 1), ((128, 128), 1, 2),
         ((128, 128), 1, 1), ((64, 224), 1, 1), ((64, 192), 2, 1), ((64, 192), 1, 1),
         ((64, 160), 1, 2), ((64, 160), 1, 1), ((64, 128), 2, 1), ((64, 128), 1, 1), ((64, 96), 1, 2), ((64, 64), 1, 2),
-        ((64, 64), 1, 1), ((192, 128), 1, 1), ((64, 160), 4, 1), ((64, 192), 4, 1),
+        ((64, 64), 1, 1), ((192, 128), 1, 1), ((64, 160), 4, 1), ((64, 192), 4, 1), ((128, 192), 2, 2),
+        ((128, 112), 1, 1), ((128, 152), 1, 1), ((128, 176), 2, 1), ((128, 184), 1, 1), ((128, 184), 2, 1),
     ],
     "m": [
         ((256, 160), 1, 2), ((128, 256), 2, 1), ((128, 256), 1, 1),
         ((128, 224), 2, 1), ((128, 96), 2, 1), ((128, 224), 1, 2), ((128, 224), 1, 1), ((128, 96), 2, 2),
+        ((128, 256), 2, 2), ((128, 72), 1, 1), ((256, 88), 1, 1), ((256, 104), 1, 1), ((256, 152), 2, 1),
     ],
 }  # fmt: skip
-
 
 #: the same with operands swapped: tiles are of (N, M), CTAs along N and along M
 C7_SWAPPED = {
     "": [
         ((64, 96), 1, 1), ((64, 128), 1, 1), ((128, 64), 1, 2), ((128, 96), 1, 2), ((128, 96), 2, 1),
         ((128, 128), 1, 2), ((128, 160), 2, 1), ((128, 160), 1, 1), ((128, 192), 2, 1), ((128, 192), 1, 2),
-        ((192, 96), 1, 2), ((192, 96), 1, 1), ((256, 96), 1, 2), ((256, 96), 1, 1),
+        ((192, 96), 1, 4), ((192, 96), 1, 2), ((192, 96), 1, 1), ((256, 96), 1, 2), ((256, 96), 1, 1),
+        ((128, 168), 1, 1), ((128, 168), 2, 1), ((128, 152), 2, 1), ((128, 176), 1, 1), ((128, 112), 2, 1),
     ],
+    "m": [((128, 104), 1, 1), ((128, 256), 1, 1), ((256, 152), 2, 1)],
 }  # fmt: skip
+
+#: with one buffer of C where a second one would cost a stage, and those that were measured with one alone
+C7_ONE = [
+    ((64, 160), 1, 2), ((64, 160), 1, 1), ((64, 160), 4, 1), ((64, 96), 1, 2), ((64, 72), 1, 1), ((64, 88), 1, 1),
+    ((64, 104), 1, 1), ((64, 112), 1, 1), ((64, 112), 1, 2), ((64, 144), 1, 1), ((64, 168), 1, 1),
+]  # fmt: skip
+C7_ONE_SWAPPED = [((64, 96), 1, 1), ((128, 96), 1, 2), ((128, 96), 2, 1), ((64, 88), 1, 1), ((64, 104), 1, 1)]
 
 
 def _c7_candidates() -> Iterator[Choice]:
-    shared = [
-        (swap, split, *one)
-        for swap, of in (({}, C7_TILES), ({"swap": True}, C7_SWAPPED))
-        for split, tiles in of.items()
-        for one in tiles
+    asked = [
+        *((False, split, 0, *one) for split, tiles in C7_TILES.items() for one in tiles),
+        *((False, "", 1, *one) for one in C7_ONE),
+        *((True, split, 0, *one) for split, tiles in C7_SWAPPED.items() for one in tiles),
+        *((True, "", 1, *one) for one in C7_ONE_SWAPPED),
     ]
-    for swap, split, (rows, cols), cluster_m, cluster_n in shared:
+    for swap, split, c_stages, (rows, cols), cluster_m, cluster_n in asked:
         wide = rows * cols // (256 if split else 128) > 160  # accumulators a thread
         # A second buffer of C where it costs no stage.
         room, one = SMEM - 1024, 2 * 64 * 128
-        stages, fewer = ((room - c_stages * one) // (ROW * (rows + cols)) for c_stages in (1, 2))
-        c_stages = 2 if fewer == stages or not (wide or split) else 1
+        stages, fewer = ((room - buffers * one) // (ROW * (rows + cols)) for buffers in (1, 2))
+        c_stages = c_stages or (2 if fewer == stages or not (wide or split) else 1)
         yield choice(
             "c7", tile=(rows, cols, 64), split=split, cluster_m=cluster_m, cluster_n=cluster_n, c_stages=c_stages,
             stages=min(stages if c_stages == 1 else fewer, 10),
             raster=_raster(rows * cluster_m, cols * cluster_n, cluster_m * cluster_n),
-            producer_registers=24 if wide else 40, consumer_registers=240 if wide else 232, **swap,
+            producer_registers=24 if wide else 40, consumer_registers=240 if wide else 232,
+            **({"swap": True} if swap else {}),
         )  # fmt: skip
 
 
@@ -232,9 +257,12 @@ def _c7_fits(knobs: dict[str, Any], form: Form) -> bool:
         below, beside, a_major, b_major = parts, 1, form.b_major, form.a_major
         if form.gated and rows % (128 * knobs["cluster_n"]):
             return False
-    if cols % (beside * (64 if b_major == "mn" else 32)) or rows % (below * (128 if knobs["split"] else 64)):
+    if cols % (beside * (64 if b_major == "mn" else 8)) or rows % (below * (128 if knobs["split"] else 64)):
         return False
-    shared = ((knobs["cluster_m"], cols // beside, b_major), (knobs["cluster_n"], rows // below, a_major))
+    along_m, along_n = knobs["cluster_m"], knobs["cluster_n"]
+    if along_n == 1 and b_major == "k":  # CTAs take turns to load B's tile where they cannot cut it
+        return True
+    shared = ((along_m, cols // beside, b_major), (along_n, rows // below, a_major))
     return all(ctas == 1 or extent % ((64 if major == "mn" else 8) * ctas) == 0 for ctas, extent, major in shared)
 
 
@@ -245,30 +273,33 @@ C7 = Rates(
 )  # fmt: skip
 
 
-def _c7_us(knobs: dict[str, Any], product: Product, sm_count: int) -> float:
+def _c7(knobs: dict[str, Any], product: Product, sm_count: int) -> Work | float:
     (rows, cols, _), cm, cn = knobs["tile"], knobs["cluster_m"], knobs["cluster_n"]
-    ctas, split = cm * cn, knobs["split"]
+    ctas, split, swap = cm * cn, knobs["split"], knobs.get("swap")
     resident = int(sm_count * USABLE.get(ctas, 1.0)) // ctas
     if not resident:
         return inf
     down, across = (rows * cm, rows / cn), (cols * cn, cols / cm)
-    pair = operands(product, across, down)[::-1] if knobs.get("swap") else operands(product, down, across)
+    pair = operands(product, across, down)[::-1] if swap else operands(product, down, across)
     steps = ceil(product.k * bytes_of(product.form.dtype) / ROW)
     tiles = cut(C7, product, pair, steps, knobs["stages"], ctas, resident)
-    if ctas in USABLE and tiles.down * tiles.across > resident:
-        return inf  # what finds no room waits for all that the others do
     multiply = C7.multiply * rows * cols / 32 + C7.step[split]
     epilogue, waves, clocks = C7.element * rows * cols, waves_of(tiles), 0.0
+    ways = [way(tiles, C7, knobs["raster"], clusters) for _, clusters in waves]
     # By turns one warpgroup multiplies while the other finishes its tile: an SM has two at a time.
     turns = not split and sum(count for count, _ in waves) > 1
-    for count, clusters in waves:
-        main = steps * max(multiply, way(tiles, C7, knobs["raster"], clusters))
+    for (count, _), arrive in zip(waves, ways):
+        main = steps * max(multiply, arrive)
         clocks += count * (max(main, (main + epilogue) / 2) if turns else main)
         clocks += count * epilogue * bool(split)
     us = launched(C7, product, clocks + epilogue * (not split))
     below, beside = pair
     unknown = (below.extent <= 64 < below.rows) or 2 * beside.extent <= cols > 64
-    return us * (UNKNOWN if unknown else 1.0)
+    left, right = pair[::-1] if swap else pair
+    return Work(
+        us * (UNKNOWN if unknown else 1.0), tiles, waves, multiply, ways, left.rows, right.rows,
+        (left.pitch, right.pitch),
+    )  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------------- c8: split-K
@@ -315,7 +346,7 @@ C8_MORE = 0.705  # the part of an epilogue that is not hidden after the first ti
 C8_SUMS, C8_SENT = {1: 0.0, 2: 1100.0, 3: 378.1, 4: 163.1, 8: 411.1}, 0.439
 
 
-def _c8_us(knobs: dict[str, Any], product: Product, sm_count: int) -> float:
+def _c8(knobs: dict[str, Any], product: Product, sm_count: int) -> Work | float:
     (cols, rows, depth), split = knobs["tile"], knobs["split"]
     resident = int(sm_count * USABLE.get(split, 1.0)) // split
     if not resident:
@@ -326,17 +357,20 @@ def _c8_us(knobs: dict[str, Any], product: Product, sm_count: int) -> float:
     tiles = cut(C8, product, pair, steps, knobs["stages"] * boxes, split, resident, split)
     multiply = max(C8.multiply * max(rows, 16) * cols / 32, C8_STEP)
     waves = waves_of(tiles)
-    clocks = sum(count * steps * max(multiply, way(tiles, C8, inf, clusters)) for count, clusters in waves)
+    ways = [way(tiles, C8, inf, clusters) for _, clusters in waves]
+    clocks = sum(count * steps * max(multiply, arrive) for (count, _), arrive in zip(waves, ways))
     shown = 1 + (sum(count for count, _ in waves) - 1) * C8_MORE
     sums = C8_SUMS[split] * knobs["passes"] + C8_SENT * rows * cols * (split - 1) / split
     us = launched(C8, product, clocks + shown * (C8.element * rows * cols + sums))
     unknown = 4 * product.m <= rows > 8
-    return us * (UNKNOWN if unknown else 1.0)
+    return Work(
+        us * (UNKNOWN if unknown else 1.0), tiles, waves, multiply, ways, rows, cols, (pair[0].pitch, pair[1].pitch)
+    )
 
 
 MODELS: dict[str, Model] = {
-    "c7": Model(tuple(_c7_candidates()), _c7_fits, _c7_us),
-    "c8": Model(tuple(_c8_candidates()), _c8_fits, _c8_us),
+    "c7": Model(tuple(_c7_candidates()), _c7_fits, _c7),
+    "c8": Model(tuple(_c8_candidates()), _c8_fits, _c8),
     "b9": Model(unmeasured.B9, unmeasured.b9_fits, unmeasured.b9_us),
     "d5": Model(unmeasured.D5, unmeasured.d5_fits, unmeasured.d5_us),
 }

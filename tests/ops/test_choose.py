@@ -46,7 +46,7 @@ def test_any_product_has_a_choice_and_it_is_the_fastest_by_the_models(m, n, k, l
     assert KERNELS[found.kernel].takes(product)
     ranked = rank(m, n, k, l, form, sms)
     assert found == ranked[0] and len(set(ranked)) == len(ranked)
-    times = [predicted(one, product, sms) for one in ranked]
+    times = predicted(ranked, product, sms)
     assert times == sorted(times) and 0 < times[0] < math.inf
     here = [name for name in MODELS if ARCH in KERNELS[name].archs and KERNELS[name].takes(product)]
     assert set(ranked) == {one for name in here for one in fitting(name, form)}
