@@ -61,7 +61,7 @@ def features(given: Iterable[tuple[str, Any]], product: Product, work: Work) -> 
 
 class Trees(NamedTuple):
     """asked: what features, in which order. number, border: of the feature that a level of a tree asks for, and what it
-    must be greater than (trees, levels). leaves: (trees, 2 ** levels); the first level's answer is the lowest bit."""
+    must be greater than (trees, levels up to 8). leaves: (trees, 2 ** levels); the first level's answer is the lowest bit."""
 
     asked: tuple[str, ...]
     number: np.ndarray
@@ -88,5 +88,7 @@ def table(rows: Sequence[Mapping[str, float]], names: Sequence[str]) -> np.ndarr
 
 def answers(given: np.ndarray, by: Trees) -> np.ndarray:
     """Logarithms of the times as long as a model says that a kernel takes, a row of features."""
-    leaf = (given[:, by.number] > by.border) @ (1 << np.arange(by.number.shape[1]))
+    leaf = np.zeros((len(given), len(by.leaves)), np.uint8)
+    for level, (number, border) in enumerate(zip(by.number.T, by.border.T)):
+        leaf |= (given[:, number] > border).view(np.uint8) << np.uint8(level)
     return by.leaves[np.arange(len(by.leaves)), leaf].sum(axis=1)
