@@ -61,7 +61,8 @@ def features(given: Iterable[tuple[str, Any]], product: Product, work: Work) -> 
 
 class Trees(NamedTuple):
     """asked: what features, in which order. number, border: of the feature that a level of a tree asks for, and what it
-    must be greater than (trees, levels up to 8). leaves: (trees, 2 ** levels); the first level's answer is the lowest bit."""
+    must be greater than (trees, levels), at most 8. leaves: (trees, 2 ** levels); the first level's answer is the
+    lowest bit."""
 
     asked: tuple[str, ...]
     number: np.ndarray
