@@ -47,12 +47,16 @@ FORCED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "matmul by c7 96x192 swapped": ("matmul", "c7", {"tile": (192, 96, 64), "swap": True, "cluster_n": 2}),
     "matmul by c7 192x128": ("matmul", "c7", {"tile": (192, 128, 64), "cluster_n": 1}),
     "matmul by c7 128x96 in fours": ("matmul", "c7", {"tile": (128, 96, 64), "cluster_m": 2, "cluster_n": 2}),
+    "matmul by c7 64x144": ("matmul", "c7", {"tile": (64, 144, 64)}),
+    "matmul by c7 168x128 swapped": ("matmul", "c7", {"tile": (128, 168, 64), "swap": True, "cluster_m": 1}),
+    "matmul by c7 152x256 in turns": ("matmul", "c7", {"tile": (256, 152, 64), "swap": True, "cluster_m": 2}),
+    "bias-gelu by c7 128x184": ("bias-gelu", "c7", {"tile": (128, 184, 64), "cluster_m": 1}),
     "matmul by c8 160 rows": ("matmul", "c8", {"tile": (128, 160, 64)}),
     "matmul by c8 224 rows": ("matmul", "c8", {"tile": (128, 224, 64)}),
     "swiglu by c7 160x128 swapped": ("swiglu", "c7", {"tile": (128, 160, 64), "swap": True, "cluster_m": 1}),
     "fp8 by c7 160x128 swapped": ("fp8", "c7", {"tile": (128, 160, 64), "swap": True, "cluster_m": 1}),
 }
-#: theirs: C stored by TMA, and by words
+#: theirs: C stored by TMA alone, and by words where a row ends amid 16 bytes
 FORCED_SHAPES = ((264, 272, 272), (77, 142, 80))
 GROUP = 6
 TIMEOUT = 240.0
