@@ -238,7 +238,7 @@ class _Stream(Refusing):
 
     def __init__(self, host: Host, handle: int):
         self._session, self._host, self.ptr = host.session, host, handle
-        self.device_id, self.priority, self._left = 0, 0, list[int]()
+        self.device_id, self.priority = 0, 0
 
     @property
     def done(self) -> bool:
@@ -246,11 +246,11 @@ class _Stream(Refusing):
         return True
 
     def __enter__(self) -> Any:
-        self._left.append(self._session.streams.current)
-        return self.use()
+        self._session.streams.enter(self.ptr)
+        return self
 
     def __exit__(self, *_: object) -> None:
-        self._session.streams.use(self._left.pop())
+        self._session.streams.leave()
 
     def use(self) -> Any:
         self._session.streams.use(self.ptr)

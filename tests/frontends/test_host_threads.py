@@ -141,13 +141,18 @@ def test_torch_in_threads(tmp_path) -> None:
     pytest.importorskip("torch")
     checker = Checker()
     text = """
-        import torch
+        import time, torch
         from concurrent.futures import ThreadPoolExecutor
+
+        shared = torch.cuda.Stream()
 
         def work(number):
             stream = torch.cuda.Stream()
             with torch.cuda.stream(stream):
                 x = torch.full((64,), float(number), device="cuda") * 2
+            assert torch.cuda.current_stream().cuda_stream == 0
+            with stream, shared:  # entered by several at a time
+                time.sleep(0.001 * number)
             assert torch.cuda.current_stream().cuda_stream == 0
             if number == RACY:
                 x.add_(1)

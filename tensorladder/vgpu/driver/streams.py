@@ -57,6 +57,7 @@ class _OfThread(threading.local):
 
     current = LEGACY
     per_thread: int | None = None  # its per-thread default stream
+    left: tuple[int, ...] = ()  # those that were current before the streams that it has entered
     moving = 0
     branches: dict[int, int] | None = None  # while a graph is replayed: its streams -> those of the replay
     replay: tuple[int, int, Any] = (0, 0, None)  # graph, stream, what came before the replay
@@ -97,15 +98,24 @@ class Streams:
         """Make a stream this thread's current one."""
         self._mine.current = stream
 
+    def enter(self, stream: int) -> None:
+        """Make a stream this thread's current one, until it `leave`s it."""
+        self._mine.left += (self.current,)
+        self.use(stream)
+
+    def leave(self) -> None:
+        """The stream before the last one that was entered is current again."""
+        self.use(self._mine.left[-1])
+        self._mine.left = self._mine.left[:-1]
+
     @contextlib.contextmanager
     def using(self, stream: int) -> Iterator[None]:
         """A stream is the current one while this lasts."""
-        before = self.current
-        self.use(stream)
+        self.enter(stream)
         try:
             yield
         finally:
-            self.use(before)
+            self.leave()
 
     def at(self, stream: int) -> int:
         """The stream that work is on which the script enqueued, or captured, on `stream`."""

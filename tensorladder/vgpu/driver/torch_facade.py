@@ -75,12 +75,11 @@ def _stream(session: Session) -> tuple[type, type]:
             return f"<torch.cuda.Stream device=cuda:0 cuda_stream={self.cuda_stream:#x}>"
 
         def __enter__(self) -> Any:
-            self._left = [*getattr(self, "_left", []), streams.current]
-            streams.use(self.cuda_stream)
+            streams.enter(self.cuda_stream)
             return self
 
         def __exit__(self, *_: Any) -> None:
-            streams.use(self._left.pop())
+            streams.leave()
 
     class ExternalStream(VirtualStream):
         """A stream by the handle that another library has for it."""
