@@ -1,9 +1,11 @@
-"""Mutation: a rung with one fence, wait, arrival, expect_tx, parity, count or commit changed, under the hazard checker.
+"""Mutation: a rung with one fence, wait, arrival, expect_tx, phase flip, count or commit changed, under the checker.
 
     python -m benchmarks.mutation c2 b7            # what came of each mutant that no error was found in, and the shares
     python -m benchmarks.mutation c2 --keep        # and kept in benchmarks/results/mutation.jsonl
     python -m benchmarks.mutation --all --keep     # every rung that can be mutated
+    python -m benchmarks.mutation --stale --keep   # of those the ones that are not kept, or of another checker's source
     python -m benchmarks.mutation --summary        # the table of what is kept; 1 where something is not explained
+    python -m benchmarks.mutation --opcodes        # what is changed of each instruction in the rungs' PTX; 1 if unsaid
 
 A mutant is *flagged* by a finding of rank error under some schedule. Without one it is *unseen* where its result is
 wrong under a schedule, for *review* where findings of that rank are new, and else *right* under every schedule at this
@@ -14,19 +16,22 @@ mutants of a rung are one module (zoo.mutate.schema), so the rung is compiled on
 from __future__ import annotations
 
 import argparse
+import collections
 import itertools
 import json
 import linecache
+import re
 import struct
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks.mutation_reasons import by_construction
-from benchmarks.mutation_table import keep, line_of, row, summary
+from benchmarks.mutation_reasons import UNCHANGED, by_construction
+from benchmarks.mutation_table import keep, line_of, row, stale, summary
 from tensorladder.core.errors import TensorladderError, UsageError
 from tensorladder.core.findings import Finding, Verdict
 from tensorladder.core.pipes import piped
@@ -35,6 +40,8 @@ from tensorladder.measure.hazards import new_checker
 from tensorladder.measure.run import Request, VirtualTarget, build, digest, judge, plan
 from tensorladder.rungs.rung import catalog, default_config, find
 from tensorladder.vgpu.check import finding_of
+from tensorladder.vgpu.ptx import parse
+from tensorladder.vgpu.ptx.nodes import Instr
 from tensorladder.zoo.mutate import Mutant, Schema, schema
 
 POLICIES = ("eager", "lazy", "random:1", "random:2", "random:3")
@@ -43,7 +50,7 @@ SEEDS = ("timed", *(f"random:{n}" for n in range(4, 16)))
 TIMELY = {"barrier-phase", "barrier-count"}
 TIMEOUT = 30.0
 #: the smallest that go twice round a rung's ring of stages, a CTA on to further tiles, ragged where that is a way of
-#: its own: shape, SMs
+#: its own, and whose rings do not come to an end with a CTA's last tile: shape, SMs
 SHAPES: dict[str, tuple[tuple[int, ...], int | None]] = {
     "a1-cluster-launch-control": ((256, 256, 16), 1),
     "a1-dependent-launch": ((32, 64, 32), None),
@@ -60,7 +67,7 @@ SHAPES: dict[str, tuple[tuple[int, ...], int | None]] = {
     "c2-warp-specialized": ((128, 256, 576), None),
     "c3-persistent": ((384, 256, 448), 1),
     "c4-multicast": ((768, 256, 448), 2),
-    "c5-ping-pong": ((768, 256, 448), 2),
+    "c5-ping-pong": ((768, 256, 448), 1),
     "c6-epilogue": ((384, 256, 448), 1),
     "c7-fused-ping-pong": ((768, 256, 448), 2),
     "c8-split-k": ((64, 256, 2816), 4),
@@ -73,9 +80,9 @@ SHAPES: dict[str, tuple[tuple[int, ...], int | None]] = {
     "d4-block-scaled": ((768, 256, 1792), 2),
     "d5-epilogue": ((1024, 256, 448), 2),
     "fused-dsa-split": ((4, 400, 8), 1),
-    "fused-dsa-wgmma": ((4, 800, 13), 1),
-    "fused-dsa-tcgen05": ((4, 1000, 16), 8),
-    "fused-dsa-pipelined": ((4, 896, 14), 8),
+    "fused-dsa-wgmma": ((1, 800, 13), 1),
+    "fused-dsa-tcgen05": ((1, 1000, 16), 2),
+    "fused-dsa-pipelined": ((1, 896, 14), 2),
     "fused-topk-indexer-wgmma": ((3, 44, 2048), 2),
     "fused-topk-indexer-tcgen05": ((3, 29, 1024), 1),
     "v2-k-loop": ((128, 128, 256), None),
@@ -86,6 +93,8 @@ SHAPES: dict[str, tuple[tuple[int, ...], int | None]] = {
     "v7-warp-specialized": ((256, 256, 576), 1),
     "v8-two-cta": ((1024, 256, 448), 2),
     "v9-two-consumers": ((2048, 256, 576), 2),
+    "tirx-v7-warp-specialized": ((384, 256, 576), 1),
+    "tirx-v9-two-consumers": ((2560, 256, 576), 2),
     "cuda-b1-wmma": ((72, 56, 40), None),
     "cuda-b1-wmma-smem": ((72, 56, 72), None),
     "cuda-b1-wmma-vectorized": ((136, 136, 72), None),
@@ -99,7 +108,7 @@ ALSO: dict[str, tuple[int, ...]] = {
     "c6-epilogue": (384, 256, 512),
     "c7-fused-ping-pong": (768, 256, 512),
     "c8-split-k": (64, 256, 3072),
-    "c9-grouped": (4, 512, 256, 512),
+    "c9-grouped": (4, 2048, 256, 512),
 }
 #: knobs that make a rung go where it seldom does
 KNOBS: dict[str, dict[str, Any]] = {
@@ -107,6 +116,11 @@ KNOBS: dict[str, dict[str, Any]] = {
     "fused-dsa-pipelined": {"rise": 0.0},  # O is rescaled whenever a maximum moves
     "fused-topk-indexer-wgmma": {"cluster": 2},  # of CTAs that choose together
 }
+#: instructions that wait, signal, order, or work on their own
+COLLECTIVE = re.compile(
+    r"mbarrier|bar\b|barrier|fence|membar|cp\.async|wgmma|tcgen05|griddepcontrol|tensormap|setmaxnreg|elect|shfl|vote|"
+    r"redux|match|wmma|clusterlaunchcontrol|st\.async|red\.async|prefetch|\w+\.sync|.*\.(acquire|release|acq_rel)"
+)
 #: a rung in another language at the shape of its twin
 TWINS = {"tirx-": ""}
 
@@ -144,6 +158,9 @@ class Subject:
         self.schemas: dict[str | None, Schema] = {text: schema(text) for text in texts}
         self.known: set[tuple[Any, ...]] = set()  # findings for review of the rung itself
         self.right: set[str] = set()  # digests of results that were judged right
+        self.probed: dict[tuple[str | None, int], bool] = {}
+        problem = self.asked.info.problem
+        self.problem = replace(problem, draw=cache(problem.inputs))  # drawn once, copied for each run
 
     def mutants(self) -> Iterator[tuple[str | None, Mutant]]:
         for text, made in self.schemas.items():
@@ -158,7 +175,7 @@ class Subject:
         checker = new_checker()
         asked = replace(self.asked, policy=policy)
         target = VirtualTarget(asked, checker)
-        case = asked.info.problem.make(asked.shape, asked.dtype, asked.seed, target.allocate)
+        case = self.problem.make(asked.shape, asked.dtype, asked.seed, target.allocate)
         stream = Mutated(target.device.stream(), self.schemas, which, number)
         if before:
             stream.stream.enqueue(writer(asked.arch, list(case.arrays.values())))
@@ -189,10 +206,13 @@ class Subject:
 
     def reached(self, which: str | None, mutant: Mutant) -> bool:
         """Whether what is changed is executed at this shape."""
-        return any(f.kind == "trap" for f in self.run("eager", which, mutant.probe)[0])
+        if (which, mutant.probe) not in self.probed:
+            found, _ = self.run("eager", which, mutant.probe)
+            self.probed[which, mutant.probe] = any(f.kind == "trap" for f in found)
+        return self.probed[which, mutant.probe]
 
     def fate(self, which: str | None, mutant: Mutant) -> dict[str, Any]:
-        """fate, and the kinds of what was found (of errors where there are any), and how the result was wrong."""
+        """fate, and kinds and rules of what was found (of errors where there are any), and how the result was wrong."""
         found = self.fate_here(which, mutant)
         sure = found["fate"] == "right" and by_construction(mutant.op, mutant.change)
         if self.also is None or sure or found["fate"] not in ("right", "not run"):
@@ -202,22 +222,28 @@ class Subject:
 
     def fate_here(self, which: str | None, mutant: Mutant) -> dict[str, Any]:
         """`fate` at this shape alone."""
-        seen: set[str] = set()
+        seen: list[Finding] = []
         wrong = ""
         for policy in POLICIES[:2] if by_construction(mutant.op, mutant.change) else (*POLICIES, *SEEDS):
-            if policy in SEEDS and not (seen & TIMELY):
+            if policy in SEEDS and TIMELY.isdisjoint(f.kind for f in seen):
                 break
             try:
                 findings, said = self.run(policy, which, mutant.number, depends(mutant))
             except UsageError as refused:  # a launch or a module that cannot be run at all
-                return {"fate": "flagged", "kinds": ["launch"], "wrong": str(refused)}
-            errors = {f.kind for f in findings if f.severity is Verdict.ERROR}
+                return {"fate": "flagged", "kinds": ["launch"], "rules": ["launch"], "wrong": str(refused)}
+            errors = [f for f in findings if f.severity is Verdict.ERROR]
             if errors:
-                return {"fate": "flagged", "kinds": sorted(errors), "wrong": ""}
-            seen |= {f.kind for f in findings if f.key() not in self.known}
+                return {"fate": "flagged", **_said(errors), "wrong": ""}
+            seen += [f for f in findings if f.key() not in self.known]
             wrong = wrong or (f"{policy}: {said}" if said else "")
         fate = "review" if seen else "unseen" if wrong else "right" if self.reached(which, mutant) else "not run"
-        return {"fate": fate, "kinds": sorted(seen), "wrong": wrong}
+        return {"fate": fate, **_said(seen), "wrong": wrong}
+
+
+def _said(findings: Iterable[Finding]) -> dict[str, list[str]]:
+    """What findings are called: their kinds, and the checker's own names."""
+    findings = list(findings)
+    return {"kinds": sorted({f.kind for f in findings}), "rules": sorted({f.rule or f.kind for f in findings})}
 
 
 def depends(mutant: Mutant) -> bool:
@@ -289,18 +315,45 @@ def records(rung: Subject, every: int = 1) -> Iterator[dict[str, Any]]:
         }  # fmt: skip
 
 
+def opcodes() -> int:
+    """Print each opcode of asynchronous or collective work in the rungs' PTX: how many there are, in how many rungs,
+    and what is changed of them, or why nothing is; 1 where that is not said."""
+    places: dict[str, set[tuple[str, int]]] = collections.defaultdict(set)
+    changes: dict[str, set[str]] = collections.defaultdict(set)
+    for info in catalog():
+        for text, made in subject(info.name).schemas.items():
+            for mutant in made.mutants:
+                places[mutant.op].add((info.name, mutant.line))
+                changes[mutant.op].add(mutant.change)
+            for function in parse(text or "").functions.values():
+                for instr in (i for i in function.body if isinstance(i, Instr) and COLLECTIVE.match(i.text)):
+                    places[instr.text].add((info.name, instr.line))
+    left = 0
+    for op, where in sorted(places.items()):
+        why = next((why for pattern, why in UNCHANGED if re.match(pattern, op)), "")
+        left += not changes[op] and not why
+        what = ", ".join(sorted(changes[op])) or f"none: {why or 'not said'}"
+        print(f"{len(where):5} in {len({rung for rung, _ in where}):2}  {op}  {what}")
+    return 1 if left else 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rungs", nargs="*", metavar="RUNG")
     parser.add_argument("--all", action="store_true", help="every rung")
+    parser.add_argument("--stale", action="store_true", help="every rung that is not kept with this checker")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="only each Nth mutant")
     parser.add_argument("--keep", action="store_true", help="write the results to benchmarks/results/mutation.jsonl")
     parser.add_argument("--summary", action="store_true", help="the table of what is kept, and what it does not hold")
+    parser.add_argument("--opcodes", action="store_true", help="what is changed of which instruction")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     if asked.summary:
         return summary(asked.json)
-    for name in [rung.name for rung in catalog()] if asked.all else asked.rungs:
+    if asked.opcodes:
+        return opcodes()
+    names = [rung.name for rung in catalog()] if asked.all else stale() if asked.stale else asked.rungs
+    for name in names:
         rung, found = subject(name), []
         for record in records(rung, max(asked.every, 1)):
             found.append(record)

@@ -54,18 +54,25 @@ def kept() -> list[Record]:
     return bench.read(RESULTS)[1] if RESULTS.exists() else []
 
 
+def stale() -> list[str]:
+    """The rungs that are not kept, or were judged by another checker's source."""
+    of_this = {r["rung"] for r in kept() if r["fate"] == "flagged" and r.get("checker") == judged_by()}
+    return [rung.name for rung in catalog() if rung.name not in of_this]
+
+
 def keep(head: Mapping[str, Any], found: Iterable[Record]) -> None:
     """A rung's mutants take the place of those kept before: a line for those flagged, and one for each other.
 
-    head: the rung and at which shape and SMs.
+    head: the rung and at which shape and SMs. Of those flagged: how many each kind was found in, and how many each set
+    of rules.
     """
     found = list(found)
     flagged = [record for record in found if record["fate"] == "flagged"]
     kinds = collections.Counter(kind for record in flagged for kind in record["kinds"])
+    rules = collections.Counter(" ".join(record["rules"]) for record in flagged)
     taken = {"when": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()), "commit": _commit(), "checker": judged_by()}
-    lines: list[Record] = [
-        {**head, "fate": "flagged", "mutants": len(flagged), "kinds": dict(sorted(kinds.items())), **taken}
-    ]
+    said = {"kinds": dict(sorted(kinds.items())), "rules": dict(sorted(rules.items()))}
+    lines: list[Record] = [{**head, "fate": "flagged", "mutants": len(flagged), **said, **taken}]
     for record in found:
         if record["fate"] != "flagged":
             lines.append({key: value for key, value in record.items() if key not in ("shape", "sm_count", "seconds")})
@@ -135,12 +142,16 @@ def summary(as_json: bool) -> int:
         print(" | ".join(str(one[key]) for key in COLUMNS), f"{one['when']} {one['commit']}", sep=" | ")
     print(" | ".join(str(whole[key]) for key in COLUMNS))
     _say_what_is_left_out(bare, absent, [one["rung"] for one in shown if one["stale"]])
+    _say_shares(whole)
+    _say_rules(heads.values())
     print("\nWhat no error is found in, and why:")
     for (effect, why), count in collections.Counter((w.effect, w.why) for _, w in rest if w).most_common():
         print(f"{count:5}  {effect}: {why}")
     _say_who_is_below(rows, rest)
     wrong = [record for record, _ in rest if record["wrong"]]
-    print(f"\n{len(wrong)} with a wrong result or a hang that no error tells of, {len(left)} not explained")
+    known = sum(why is not None for record, why in rest if record["wrong"])
+    print(f"\n{len(wrong)} with a wrong result or a hang and no error, {known} of them for a reason above; "
+          f"{len(left)} not explained")  # fmt: skip
     for record in left:
         print(line_of(record))
     return 1 if left or absent else 0
@@ -160,6 +171,28 @@ def _say_what_is_left_out(bare: list[str], absent: list[str], stale: list[str]) 
         print(
             f"\nTaken with another checker than this tree's ({len(stale)} of the rungs; digest of its source):", *stale
         )
+
+
+def _say_shares(whole: Record) -> None:
+    shares = [f"{100 * float(whole[key]):.1f} %" for key in ("error share", "found share")]
+    print(
+        f"\nOf {whole['harmful']} harmful mutants {whole['error']} are an error ({shares[0]}), "
+        f"{whole['error'] + whole['review']} any finding ({shares[1]}); the others have their reasons below"
+    )
+
+
+def _say_rules(heads: Iterable[Record]) -> None:
+    """In how many flagged mutants, under the first schedule with an error, each rule was found, and in how many no
+    other."""
+    found, alone = collections.Counter[str](), collections.Counter[str]()
+    for rules, count in (pair for head in heads for pair in head.get("rules", {}).items()):
+        names = rules.split()
+        found.update(dict.fromkeys(names, count))
+        if len(names) == 1:
+            alone[names[0]] += count
+    print("\nErrors by the checker's rule: mutants that it is found in, those that nothing else is found in:")
+    for name, count in found.most_common():
+        print(f"{count:5} {alone[name]:5}  {name}")
 
 
 def _say_who_is_below(rows: list[Record], rest: list[tuple[Record, Rule | None]]) -> None:
