@@ -81,6 +81,9 @@ FAULTS: tuple[Fault, ...] = (
     Fault(r"\[elementwise_apply\.py", "cutlass", "elementwise_apply", {
         "race": _STREAM.format("its tensors are made") + "; its result is compared with no synchronisation",
     }),
+    Fault(r"\[programmatic_dependent_launch\.py", "cutlass", "programmatic_dependent_launch", {
+        "race": _STREAM.format("its tensors are filled"),
+    }),
     Fault(r"\[dense_gemm_fp8_2xacc\.py", "cutlass", "dense_gemm_fp8_2xacc", {
         "race": _STREAM.format("the scale factors are copied"),
     }),

@@ -32,7 +32,7 @@ FILES = [
 ]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def quack(checkout) -> Path:
     for module in ("triton", "einops"):
         pytest.importorskip(module)
