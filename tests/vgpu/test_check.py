@@ -146,7 +146,7 @@ def test_bytes_are_told_apart() -> None:
 
 
 def test_ctas_may_not_write_the_same_global_bytes() -> None:
-    same = "@%p0 st.global.u32 [%rd0], %r0;"
+    same = "mov.u32 %r6, %ctaid.x; @%p0 st.global.u32 [%rd0], %r6;"
     own = "mov.u32 %r6, %ctaid.x; mul.wide.u32 %rd3, %r6, 4; add.u64 %rd3, %rd3, %rd0; @%p0 st.global.u32 [%rd3], %r0;"
     for grid in (2, 5):  # also where each worker has one CTA alone
         report = check(same, grid=grid)

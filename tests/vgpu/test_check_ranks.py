@@ -79,6 +79,21 @@ MULTICAST = """@%p0 mbarrier.init.shared.b64 [%r10], {count}; @%p0 mbarrier.init
     barrier.cluster.arrive; barrier.cluster.wait;"""
 
 
+#: values of each CTA's threads, whether those of two CTAs are the same
+VALUES = [("7", True), ("%r0", True), ("%r6", False)]
+
+
+@pytest.mark.parametrize(("value", "alike"), VALUES)
+@pytest.mark.parametrize("store", ["st.global.u32 [%rd1], {};", "cvt.u16.u32 %rs, {}; st.global.u8 [%rd4], %rs;"])
+@pytest.mark.parametrize("grid", [2, 5])  # with a worker for each CTA, and with several for one
+def test_two_ctas_that_store_the_same_value_are_for_review(value, alike, store, grid) -> None:
+    """As FlashAttention-4's backward: rows past a tile get what the next tile's CTA stores there."""
+    body = "mov.u32 %r6, %ctaid.x; .reg .b16 %rs; cvt.u64.u32 %rd4, %r0; add.u64 %rd4, %rd4, %rd0;" + store
+    report = check(body.format(value), grid=grid)
+    assert {f.kind for f in report.findings} == {"race"}
+    assert errors(report) == (set() if alike else {"race"})
+
+
 @pytest.mark.parametrize(("who", "count", "graver"), [(32, "1", False), (33, "1", True), (32, "%r6", True)])
 def test_lanes_of_one_instruction_that_initialise_a_barrier_alike_are_for_review(who, count, graver) -> None:
     """FlashAttention-4's backward leaves out the election."""

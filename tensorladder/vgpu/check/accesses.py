@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tensorladder.vgpu.check import layout as X
 from tensorladder.vgpu.check.advice import count_cost
+from tensorladder.vgpu.check.alike import keep_values
 from tensorladder.vgpu.check.clocks import clock_of, epoch_of, known, record_of, site_of, visible
 from tensorladder.vgpu.check.exits import visit
 from tensorladder.vgpu.check.lanes import among_lanes, lanes_release, lanes_waited
@@ -106,6 +107,8 @@ def on_access(x, w, n, addresses, size, what, lanes, iid):
         keep_undefined(x, addresses, lanes, size)
         st64(x + X.X_CARRIES, 1)
     each_lane(x, n, addresses, lanes, size, write, flags_of(what), iid)
+    if what & (15 | ACCESS_STRONG) == ACCESS_WRITE:
+        keep_values(x, w, addresses, lanes, size)
     st64(x + X.X_CARRIES, 0)
     st64(x + X.X_DOUBT, 0)
     if sync and write != 0:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _WORDS = X.CELL // 8
 _SITES = X.CELL_SITES // 4
+_VALUE = X.CELL_VALUE // 8
 #: split cells that are compared byte by byte in one allocation
 _MOST_SPLIT = 4096
 
@@ -115,7 +116,8 @@ def _pair(one: Watch, two: Watch, start: int, lo: int, hi: int, a: np.ndarray, b
 
     wa, wb = int(a[0]), int(b[0])
     if wa and wb and not _strong(wa, wb):
-        yield Conflict(X.RACE_WW, access(one, a, 0), access(two, b, 0), start, lo, hi)
+        alike = a[_VALUE] == b[_VALUE] != 0
+        yield Conflict(X.RACE_SAME if alike else X.RACE_WW, access(one, a, 0), access(two, b, 0), start, lo, hi)
     for k in (1, 2, 3):
         if wa and b[k] and not _strong(wa, int(b[k])):
             yield Conflict(X.RACE_WR, access(two, b, k), access(one, a, 0), start, lo, hi)

@@ -206,6 +206,7 @@ CELL_WRITE = 0  # epoch of the last write; negative: split
 CELL_READ = 8  # epochs of up to three reads since (split: address of the block, level)
 CELL_SET = 32  # address of a block with more reads, 0: none
 CELL_SITES = 40  # u32 x 4: of the write and of the reads
+CELL_VALUE = 56  # of global memory: a sum of what the last write stored, where that was a plain store (alike.py)
 LEVEL_WORDS, LEVEL_BYTES = 1, 2
 SET_MOST = 60  # reads in a block: count, then (epoch, site) each
 

@@ -284,13 +284,16 @@ def after_read(x, v, epoch, site, r, read_site, shared):
 
 @helper
 def same_value(x, w):
-    """Whether a store wrote what an earlier one by another warp of its CTA had left: compilers of tiles let all warps
-    that hold a value store it."""
+    """Whether a store wrote what an earlier one by another warp of its CTA had left, or in global memory of any CTA:
+    compilers of tiles let all warps that hold a value store it."""
     warps = ld64(x + X.X_WARPS)
     k = (w >> 48) - 1
     alike = ld64(x + X.X_LANES) & ~ld64(x + X.X_STORED_SAME) == 0
-    this_cta = k // warps == ld64(x + X.X_WARP) // warps and k < warps * ld64(x + X.X_SLOTS)
-    return alike and this_cta and (w >> 16) & 0xFFFFFFFF > ld32(ld64(x + X.X_STARTS) + 4 * k)
+    if not alike or k >= warps * ld64(x + X.X_SLOTS):
+        return False
+    if ld64(x + X.X_SPACE) == X.SPACE_GLOBAL:
+        return True
+    return k // warps == ld64(x + X.X_WARP) // warps and (w >> 16) & 0xFFFFFFFF > ld32(ld64(x + X.X_STARTS) + 4 * k)
 
 
 @helper
@@ -319,6 +322,8 @@ def write_cell(x, arena, cell, v, p, epoch, site, shared):
     """A write of what a whole cell stands for."""
     w = ld64(cell)
     a = ld64(cell + X.CELL_READ)
+    if shared == 0:
+        st64(cell + X.CELL_VALUE, 0)
     if a == 0 and epoch & _ASYNC == 0 and same(w, epoch):
         return
     if w != 0:

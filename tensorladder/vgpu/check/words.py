@@ -211,10 +211,7 @@ def _finding(reader: Reader, row: list[int]) -> Finding:
         other = reader.where(field["other_site"] & 0xFFFFFFFF, linear, None, space, None)
     if code in (X.RACE_WW, X.RACE_WR, X.RACE_RW, X.RACE_SAME):
         assert other is not None
-        race = _race(reader, code, field, here, other)
-        if code == X.RACE_SAME:
-            race = replace(race, verdict=Verdict.REVIEW, message=f"{race.message}; both write the same value")
-        return race
+        return _race(reader, code, field, here, other)
     kind, verdict, message, fix = TEXTS[code]
     a, b = field["a"], field["b"]
     if code in (X.LANES_HANDED, X.LANES_FREED):
@@ -326,7 +323,10 @@ def _unordered(code: int, what: str, now: Access, earlier: Access, edge: str, fi
     does = "reads" if code == X.RACE_WR else "writes"
     who = f"{short(other.what) or 'an access'} of {_who(other, here)}"
     message = f"{short(here.what)} {does} {what} that {who} {did}: {edge} this access"
-    return Finding("scope" if scope else _race_kind(code, earlier, now), message, here, other, fix)
+    verdict = None
+    if code == X.RACE_SAME:
+        verdict, message = Verdict.REVIEW, f"{message}; both write the same value"
+    return Finding("scope" if scope else _race_kind(code, earlier, now), message, here, other, fix, verdict)
 
 
 def _race_kind(code: int, earlier: Access, now: Access) -> str:

@@ -256,6 +256,8 @@ def tl_st(w, space, addresses, mask, vectors, size, count, iid):
         return 0
     if ld64(ld64(w + L.W_LAUNCH) + L.L_CHECK) != 0:
         st64(w + L.W_STORED_SAME, same_already(addresses, mask, vectors, size, count))
+        st64(w + L.W_STORED, vectors)
+        st64(w + L.W_STORED_SIZE, size)
     for lane in range(L.LANES):
         if (mask >> lane) & 1:
             a = ld64(addresses + 8 * lane)
