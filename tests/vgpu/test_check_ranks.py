@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("llvmlite")
 
+from tensorladder.core.findings import Verdict
 from tests.vgpu.test_check import (
     COPIED,
     COPY,
@@ -77,6 +78,15 @@ MULTICAST = """@%p0 mbarrier.init.shared.b64 [%r10], {count}; @%p0 mbarrier.init
     W2: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p1, [%r10+8], %r8; @!%p1 bra W2;
     xor.b32 %r8, %r8, 1; add.u32 %r9, %r9, 1; setp.lt.u32 %p4, %r9, 4; @%p4 bra AGAIN;
     barrier.cluster.arrive; barrier.cluster.wait;"""
+
+
+@pytest.mark.parametrize(("value", "alike"), [("%r6", True), ("%r0", False)])
+@pytest.mark.parametrize("form", ["m8n8.x1.shared.b16 [%r7]", "m8n8.x1.trans.shared.b16 [%r7]"])
+def test_two_warps_that_store_the_same_matrix_are_for_review(value, alike, form) -> None:
+    """Triton does, where a layout has a value twice."""
+    body = "and.b32 %r6, %r0, 31; and.b32 %r7, %r0, 7; shl.b32 %r7, %r7, 4; add.u32 %r7, %r7, %r2;"
+    (found,) = check(body + f"stmatrix.sync.aligned.{form}, {{{value}}};").findings
+    assert found.kind == "race" and (found.severity is Verdict.ERROR) is not alike
 
 
 #: values of each CTA's threads, whether those of two CTAs are the same

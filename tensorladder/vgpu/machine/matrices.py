@@ -34,15 +34,19 @@ def tl_stmatrix(w, addresses, count, trans, vectors, iid):
     mask = (1 << (8 * count)) - 1
     if not resolve_all(w, SPACE_OWN, addresses, mask, _ROW, 1, iid):
         return 0
+    same = 0
     for i in range(count):
         for r in range(8):
             row = ld64(addresses + 8 * (8 * i + r))
+            low, high = ld64(row), ld64(row + 8)
             if trans == 0:
                 st64(row, ld64(vectors + 256 * i + _ROW * r))
                 st64(row + 8, ld64(vectors + 256 * i + _ROW * r + 8))
             else:
                 for c in range(8):
                     st16(row + 2 * c, ld16(vectors + 256 * i + _ROW * c + 2 * r))
+            same |= (1 if ld64(row) == low and ld64(row + 8) == high else 0) << (8 * i + r)
+    st64(w + L.W_STORED_SAME, same)
     st64(w + L.W_PROGRESS, ld64(w + L.W_PROGRESS) + 1)
     return 0
 
@@ -57,11 +61,15 @@ def tl_stmatrix8(w, addresses, count, vectors, iid):
     mask = (1 << (8 * count)) - 1
     if not resolve_all(w, SPACE_OWN, addresses, mask, _ROW, 1, iid):
         return 0
+    same = 0
     for i in range(count):
         for n in range(8):
             row = ld64(addresses + 8 * (8 * i + n))
+            low, high = ld64(row), ld64(row + 8)
             for m in range(16):
                 lane = 4 * (m % 8) + n // 2
                 st8(row + m, ld8(vectors + 256 * i + 4 * lane + n % 2 + 2 * (m // 8)))
+            same |= (1 if ld64(row) == low and ld64(row + 8) == high else 0) << (8 * i + n)
+    st64(w + L.W_STORED_SAME, same)
     st64(w + L.W_PROGRESS, ld64(w + L.W_PROGRESS) + 1)
     return 0
