@@ -116,6 +116,12 @@ def test_registers_that_the_pool_never_has_are_a_deadlock_with_its_cause() -> No
     assert not moved(roles(DEC.format(40), INC.format(216)), limit).findings
 
 
+@pytest.mark.parametrize(("limit", "count"), [(".maxntid 256 .maxnreg 256", 256), (".maxntid 256 .maxnreg 90", 96)])
+def test_registers_are_allocated_in_steps_of_eight(limit, count) -> None:
+    """Triton's kernels of 256 threads ask for 256 each, all that an SM has."""
+    assert not moved(INC.format(count), limit).findings
+
+
 def test_setmaxnreg_the_wrong_way_or_by_some_warps() -> None:
     wrong = moved(roles(DEC.format(200), ""), ".maxntid 256 .maxnreg 128").findings
     assert [f.kind for f in wrong] == ["launch"] and "200 registers a thread where it has 128" in wrong[0].message

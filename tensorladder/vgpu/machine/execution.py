@@ -54,16 +54,17 @@ def pool_registers(launch: Launch, directives: dict[str, tuple[int, ...]]) -> in
     """Registers a thread that a CTA starts with, as far as setmaxnreg counts; 0 where the kernel has no limit.
 
     Without .maxnreg or .minnctapersm ptxas takes as few as it needs (8 and 10 in the zoo's kernels): no limit, and
-    setmaxnreg may have no effect. Where no cubin says, as many as an SM has for so many blocks, in steps of 8.
+    setmaxnreg may have no effect. Where no cubin says, as many as an SM has for so many blocks. They are allocated in
+    steps of 8: 256 where 255 can be named.
     """
     if not {"maxnreg", "minnctapersm"} & directives.keys():
         return 0
     known = launch_registers(launch)
     if known is None:
         threads = prod(launch.block) * max(directives.get("minnctapersm", (1,))[0], 1)
-        most = min(archs.REGISTERS_PER_SM // threads, archs.MAX_REGISTERS_PER_THREAD)
+        most = min(archs.REGISTERS_PER_SM // threads & ~7, archs.MAX_REGISTERS_PER_THREAD)
         known = min(most, *directives.get("maxnreg", (most,)))
-    return known & ~7
+    return (known + 7) & ~7
 
 
 class Run:
