@@ -290,7 +290,9 @@ class FusedGemm:
                 if group == 1:
                     consumer.advance(num_k_tiles)
             for tile in cutlass.range(first, num_tiles, step):
+                # Uniform, so that the compiler divides here and not behind the multiplications, before C is stored.
                 coord = cluster_tile(tile, tiles, self.raster, self.cluster, (cta_m, cta_n))
+                coord = tuple(cute.arch.make_warp_uniform(x) for x in coord)
                 self.store.prefetch(mR, beta, coord, tidx % self.store.threads)
                 if cutlass.const_expr(self.turns):
                     if tile != cluster:
