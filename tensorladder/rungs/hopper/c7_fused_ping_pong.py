@@ -159,7 +159,9 @@ class FusedGemm:
         if cutlass.const_expr(mU is not None):
             load_U, box_U = (load_A, box_A) if self.swap else (load_B, box_B)
             tma_U, mU = cpasync.make_tiled_tma_atom(load_U, mU, *box_U)
-        atoms = store.atoms(mC, cute.select(sC_layout, mode=[0, 1]))
+        atoms, extents = store.atoms(mC, cute.select(sC_layout, mode=[0, 1])), mC.shape
+        if cutlass.const_expr(store.tma):
+            mC = None  # a parameter less
 
         # A warpgroup does 64 rows and all of its columns at a time; both operands lie in shared memory.
         op = mma_op(element_type, bN // self.halves[1], self.a_major, self.b_major)
@@ -174,7 +176,7 @@ class FusedGemm:
 
         self.shared_storage = SharedStorage
         # Tiles of clusters: a CTA whose own lies outside of C reads zeros and stores nothing.
-        tiles = cute.ceil_div(mC.shape, (rows * self.cluster[0], part * self.cluster[1], 1))
+        tiles = cute.ceil_div(extents, (rows * self.cluster[0], part * self.cluster[1], 1))
         self.kernel(
             tma_A, mA, tma_B, mB, tma_U, mU, atoms, mC, mR, mV, mS, mP, mQ, sA_layout, sB_layout, sC_layout,
             tiled_mma, tiles,
@@ -190,7 +192,7 @@ class FusedGemm:
     @cute.kernel
     def kernel(
         self, tma_A: cute.CopyAtom, mA: cute.Tensor, tma_B: cute.CopyAtom, mB: cute.Tensor,
-        tma_U: cute.CopyAtom | None, mU: cute.Tensor | None, atoms: tuple, mC: cute.Tensor,
+        tma_U: cute.CopyAtom | None, mU: cute.Tensor | None, atoms: tuple, mC: cute.Tensor | None,
         mR: cute.Tensor | None, mV: cute.Tensor | None, mS: cute.Tensor, mP: cute.Tensor | None,
         mQ: cute.Tensor | None, sA_layout: cute.ComposedLayout, sB_layout: cute.ComposedLayout,
         sC_layout: cute.ComposedLayout, tiled_mma: cute.TiledMma, tiles: cute.Shape,
@@ -314,7 +316,7 @@ class FusedGemm:
                 operands, place = (mR, mV, mP, mQ), (coord, tidx % WARPGROUP, group)
                 ahead = None
                 if cutlass.const_expr(self.store.early):
-                    ahead = self.store.fetch(0, mC.shape[:2], *operands, beta, *place)
+                    ahead = self.store.fetch(0, atoms[0][1].shape[:2], *operands, beta, *place)
                 # The accumulator is complete, and the tile's last stage read.
                 warpgroup.wait_group(0)
                 released.release()

@@ -146,17 +146,17 @@ class TileStore:
 
     @cute.jit
     def __call__(
-        self, atoms: tuple, mC: cute.Tensor, sC: cute.Tensor, tCrC: cute.Tensor, ahead: tuple | None,
+        self, atoms: tuple, mC: cute.Tensor | None, sC: cute.Tensor, tCrC: cute.Tensor, ahead: tuple | None,
         mR: cute.Tensor | None, mV: cute.Tensor | None, mP: cute.Tensor | None, mQ: cute.Tensor | None,
         alpha: cutlass.Float32, beta: cutlass.Float32, coord: cute.Coord, thread: cutlass.Int32, group: cutlass.Int32,
     ):
         """The tile at `coord` (m, n, l): registers, finished -> smem -> gmem. thread: in the warpgroup.
 
         atoms: `atoms`'s. TMA stores all chunks, or without `Form.c_tma` those that lie whole inside a C that is
-        aligned; others leave by plain stores. ahead: what `fetch` gave for chunk 0, if `early`; the next chunk's is on
-        its way while one is finished, then.
+        aligned; others leave by plain stores to mC, which is None where there are none. ahead: what `fetch` gave for
+        chunk 0, if `early`; the next chunk's is on its way while one is finished, then.
         """
-        l, limit, warp = coord[2], mC.shape[:2], cute.arch.make_warp_uniform(thread // LANES)
+        l, limit, warp = coord[2], atoms[0][1].shape[:2], cute.arch.make_warp_uniform(thread // LANES)
         together = NamedBarrier(barrier_id=1 + group, num_threads=WARPGROUP)
         aligned = cutlass.Boolean(True) if cutlass.const_expr(self.tma) else lies_aligned(mC)
         if cutlass.const_expr(self.dtype.width == 16):
