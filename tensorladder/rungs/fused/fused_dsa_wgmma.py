@@ -175,7 +175,9 @@ class WgmmaSparseAttention:
                 self.gather(latent, token, storage.sC.data_ptr() + stage * (TILE * LATENT), thread)
                 cute.arch.mbarrier_wait(rotary_empty + pair, (tile // CONSUMERS + 1) % 2)
                 self.gather(rotary, token, storage.sK_pe.data_ptr() + pair * (TILE * ROTARY), thread)
-                there[warp, pair] = cute.arch.vote_ballot_sync(token >= 0)
+                tokens = cute.arch.vote_ballot_sync(token >= 0)
+                if lane == 0:  # which hands the tile over, too
+                    there[warp, pair] = tokens
                 hand_over(1, full + turn, lane)
                 hand_over(0, rotary_full + pair, lane)
                 token = following
@@ -240,11 +242,21 @@ class WgmmaSparseAttention:
             self.all_consumers()
             partial = mParts[split, row, None, None], mSums[split, row, None, None]
             outside = mO[row, None, None], mLse[row, None], *partial
+            # The other warpgroup's same thread has the same elements: they pass each other vectors of 4, by thread.
             exchange = cute.recast_ptr(storage.sC.data_ptr(), dtype=cutlass.Float32)
+            maxima = cute.make_tensor(exchange, cute.make_layout((4, WARPGROUP, CONSUMERS)))
+            outputs = heads.halves(exchange + cute.size(maxima), BLOCKS, WARPGROUP)
+            cute.autovec_copy(most, maxima[None, thread, group])
             if group == 0:
-                self.finish(tOrO, most, of_warps, exchange, outside, thread, 0)
+                cute.autovec_copy(heads.half(tOrO, 1), outputs[None, None, thread, 0])
             else:
-                self.finish(tOrO, most, of_warps, exchange, outside, thread, 1)
+                cute.autovec_copy(heads.half(tOrO, 0), outputs[None, None, thread, 1])
+            self.all_consumers()
+            given = most, of_warps, maxima, outputs
+            if group == 0:
+                self.finish(tOrO, given, outside, thread, 0)
+            else:
+                self.finish(tOrO, given, outside, thread, 1)
 
     def smem_layouts(self, dtype: type[cutlass.Numeric]):
         """Of queries and tiles, latent and rotary: (rows, elements, stages)."""
@@ -327,25 +339,12 @@ class WgmmaSparseAttention:
 
     @cute.jit
     def finish(
-        self, tOrO: cute.Tensor, most: cute.Tensor, of_warps: cute.Tensor, exchange: cute.Pointer, outside: tuple,
-        thread: cutlass.Int32, group: cutlass.Constexpr,
+        self, tOrO: cute.Tensor, given: tuple, outside: tuple, thread: cutlass.Int32, group: cutlass.Constexpr
     ):
-        """Give the other warpgroup its half of the output's elements, join and store one's own.
-
-        The same thread of the other warpgroup has the same elements: they pass each other vectors of 4, by thread.
-        """
+        """Join one's own half of the output with what the other warpgroup has given, and store it."""
+        most, of_warps, maxima, outputs = given
         mO, mLse, mParts, mSums = outside
-        of_half = BLOCKS // 2 * heads.OF_BLOCK
-        vectors = of_half // 4
-        maxima = cute.make_tensor(exchange, cute.make_layout((4, WARPGROUP, CONSUMERS)))
-        outputs = cute.make_tensor(
-            exchange + cute.size(maxima),
-            cute.make_layout((4, vectors, WARPGROUP, CONSUMERS), stride=(1, 4 * WARPGROUP, 4, of_half * WARPGROUP)),
-        )
-        own, given = (cute.make_tensor(tOrO.iterator + half * of_half, (4, vectors)) for half in (group, 1 - group))
-        cute.autovec_copy(most, maxima[None, thread, group])
-        cute.autovec_copy(given, outputs[None, None, thread, group])
-        self.all_consumers()
+        own = heads.half(tOrO, group)
         theirs, received = cute.make_fragment_like(most), cute.make_fragment_like(own)
         cute.autovec_copy(maxima[None, thread, 1 - group], theirs)
         cute.autovec_copy(outputs[None, None, thread, 1 - group], received)

@@ -23,6 +23,19 @@ def by_head(accumulators: cute.Tensor) -> cute.Tensor:
     return cute.make_tensor(accumulators.iterator, layout)
 
 
+def half(accumulators: cute.Tensor, which: int) -> cute.Tensor:
+    """A thread's accumulators of the upper (0) or lower (1) half of the rows, as vectors of 4."""
+    size = cute.size(accumulators) // 2
+    return cute.make_tensor(accumulators.iterator + which * size, (4, size // 4))
+
+
+def halves(base: cute.Pointer, blocks: int, threads: int) -> cute.Tensor:
+    """Room for a `half` of two warpgroups, of `blocks` blocks of 64 rows: (4, vectors, thread, warpgroup)."""
+    size = blocks // 2 * OF_BLOCK
+    strides = (1, 4 * threads, 4, size * threads)
+    return cute.make_tensor(base, cute.make_layout((4, size // 4, threads, 2), stride=strides))
+
+
 def number(which: int, thread: cutlass.Int32):
     """Which of all heads a thread's first, second, third or fourth is."""
     return which // 2 * 8 + thread % 4 * 2 + which % 2
