@@ -30,7 +30,7 @@ def mean(found: np.ndarray) -> float:
 
 
 def test_every_candidate_was_measured(kept):
-    assert {one for at in kept.values() for one in at.us} == set(CANDIDATES), "record the times again"
+    assert {one for at in kept.values() for one in at.us} >= set(CANDIDATES), "record the times again"
     assert len(kept) >= 2000
 
 
