@@ -104,6 +104,17 @@ def test_two_ctas_that_store_the_same_value_are_for_review(value, alike, store, 
     assert errors(report) == (set() if alike else {"race"})
 
 
+@pytest.mark.parametrize("second", ["1, 2", "10, 1"])
+def test_two_workers_tell_vectors_apart(second) -> None:
+    """CTAs that take long enough for each to be a worker's; multiples of the words alone would have the same sum."""
+    body = """mov.u32 %r6, %ctaid.x; mov.u32 %r7, 0;
+    SPIN: add.u32 %r7, %r7, 1; setp.lt.u32 %p2, %r7, 2000000; @%p2 bra SPIN;
+    mov.u32 %r8, 0; setp.eq.u32 %p3, %r6, 0; selp.u32 %r6, 10, {}, %p3; selp.u32 %r7, 1, {}, %p3;
+    st.global.v4.u32 [%rd0], {{%r6, %r7, %r8, %r8}};"""
+    report = check(body.format(*second.split(", ")), block=1, grid=2)
+    assert errors(report) == ({"race"} if second == "1, 2" else set()) and report.findings
+
+
 @pytest.mark.parametrize(("who", "count", "graver"), [(32, "1", False), (33, "1", True), (32, "%r6", True)])
 def test_lanes_of_one_instruction_that_initialise_a_barrier_alike_are_for_review(who, count, graver) -> None:
     """FlashAttention-4's backward leaves out the election."""

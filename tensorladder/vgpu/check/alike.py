@@ -17,8 +17,14 @@ _ODD = 0x1E3779B97F4A7C15
 
 @helper
 def add_value(cell, at, value):
-    """A value's part of a cell's sum; at: its place in the cell's 16 bytes."""
-    st64(cell + X.CELL_VALUE, ld64(cell + X.CELL_VALUE) + (value + 1) * (2 * at + 1) * _ODD)
+    """A value's part of a cell's sum; at: its place in the cell's 16 bytes.
+
+    Value and place are mixed by odd factors and shifts: a sum of multiples alone is the same for (10, 1) and (1, 2).
+    """
+    mixed = ((at + 1) << 32 | value) * _ODD
+    mixed = (mixed ^ (mixed >> 29 & 0x7FFFFFFFF)) * _ODD
+    mixed = mixed ^ (mixed >> 32 & 0xFFFFFFFF)
+    st64(cell + X.CELL_VALUE, ld64(cell + X.CELL_VALUE) + mixed)
 
 
 @helper
