@@ -103,4 +103,6 @@ def _print_from_the_script(error: Exception, script: str) -> None:
     frame = error.__traceback__
     while frame is not None and frame.tb_frame.f_code.co_filename != script:
         frame = frame.tb_next
-    traceback.print_exception(type(error), error, frame or error.__traceback__, file=sys.stderr)
+    if frame is None and not isinstance(error, SyntaxError):  # of the script itself: it has no frame yet
+        frame = error.__traceback__
+    traceback.print_exception(type(error), error, frame, file=sys.stderr)

@@ -42,6 +42,12 @@ def test_the_scripts_failure_is_shown_from_its_own_first_line(ask, script):
     assert lines[-1].startswith("ZeroDivisionError") and "runpy" not in said.err
 
 
+def test_a_script_that_cannot_be_parsed_is_shown_as_python_does(ask, script):
+    said = ask("exec", script("x = 1\ndef f(:\n"))
+    assert said.code == 1 and said.err.splitlines()[-1].startswith("SyntaxError")
+    assert 'script.py", line 2' in said.err.splitlines()[0] and "Traceback" not in said.err
+
+
 def test_a_module_that_an_extra_brings_is_one_line(ask, script):
     said = ask("exec", script("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')"))
     assert said.code == 2 and said.err.count("\n") == 1 and "tensorladder[torch]" in said.err
