@@ -104,15 +104,23 @@ def test_two_ctas_that_store_the_same_value_are_for_review(value, alike, store, 
     assert errors(report) == (set() if alike else {"race"})
 
 
-@pytest.mark.parametrize("second", ["1, 2", "10, 1"])
-def test_two_workers_tell_vectors_apart(second) -> None:
+#: by CTA 0 and by CTA 1; %p4: thread 0. Lanes of one address are one store, and equal bytes equal by any width
+TWO_STORES = [
+    ("@%p4 st.global.v4.u32 [%rd0], {10, 1, 0, 0};", "@%p4 st.global.v4.u32 [%rd0], {10, 1, 0, 0};", True),
+    ("@%p4 st.global.v4.u32 [%rd0], {10, 1, 0, 0};", "@%p4 st.global.v4.u32 [%rd0], {1, 2, 0, 0};", False),
+    ("st.global.u32 [%rd0], 7;", "@%p4 st.global.u32 [%rd0], 7;", True),
+    ("@%p4 st.global.u32 [%rd0], 0x07070707;", "@%p4 st.global.v4.u8 [%rd0], {%rs, %rs, %rs, %rs};", True),
+]
+
+
+@pytest.mark.parametrize(("first", "second", "alike"), TWO_STORES)
+def test_what_two_workers_store_is_told_apart_by_its_bytes(first, second, alike) -> None:
     """CTAs that take long enough for each to be a worker's; multiples of the words alone would have the same sum."""
-    body = """mov.u32 %r6, %ctaid.x; mov.u32 %r7, 0;
+    body = f"""mov.u32 %r6, %ctaid.x; mov.u32 %r7, 0; .reg .b16 %rs; mov.b16 %rs, 7; setp.eq.u32 %p4, %r0, 0;
     SPIN: add.u32 %r7, %r7, 1; setp.lt.u32 %p2, %r7, 2000000; @%p2 bra SPIN;
-    mov.u32 %r8, 0; setp.eq.u32 %p3, %r6, 0; selp.u32 %r6, 10, {}, %p3; selp.u32 %r7, 1, {}, %p3;
-    st.global.v4.u32 [%rd0], {{%r6, %r7, %r8, %r8}};"""
-    report = check(body.format(*second.split(", ")), block=1, grid=2)
-    assert errors(report) == ({"race"} if second == "1, 2" else set()) and report.findings
+    setp.eq.u32 %p3, %r6, 0; @!%p3 bra SECOND; {first} bra END; SECOND: {second} END:"""
+    report = check(body, block=32, grid=2)
+    assert errors(report) == (set() if alike else {"race"}) and report.findings
 
 
 @pytest.mark.parametrize(("who", "count", "graver"), [(32, "1", False), (33, "1", True), (32, "%r6", True)])

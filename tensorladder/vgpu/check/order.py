@@ -95,7 +95,7 @@ def entry_at(x, key, makes):
     When there are too many, the rest shares the first one's clocks.
     """
     table = ld64(x + X.X_SYNC)
-    slot = (key * 0x9E3779B1 >> 4 ^ key >> 48) & (X.SYNC_SLOTS - 1)
+    slot = ((key & 0x3FFFFFFF) * 0x9E3779B1 >> 4 ^ key >> 30 ^ key >> 48) & (X.SYNC_SLOTS - 1)  # in 63 bits
     while ld64(table + X.SYNC_BYTES * slot) != 0 and ld64(table + X.SYNC_BYTES * slot) != key:
         slot = (slot + 1) & (X.SYNC_SLOTS - 1)
     entry = table + X.SYNC_BYTES * slot
