@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 import traceback
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
+from unittest import mock
 
 import typer
 
@@ -81,8 +84,10 @@ def _run(script: str, arguments: list[str], files: HazardFiles | None, as_json: 
         return run_script(script, arguments, **options)
     checker = new_checker()
     begin = time.perf_counter()
+    unchecked: list[Any] = []
     try:
-        code = run_script(script, arguments, checker=checker, **options)
+        with _noting_unchecked(unchecked):
+            code = run_script(script, arguments, checker=checker, **options)
     except (Stopped, UsageError):
         raise
     except TensorladderError as error:
@@ -94,8 +99,33 @@ def _run(script: str, arguments: list[str], files: HazardFiles | None, as_json: 
             output.emit(judged.to_json(), sys.stderr)
         else:
             output.write(text_of(judged), sys.stderr)
+        if unchecked:
+            _say_unchecked(len(unchecked), as_json)
         files.write()
     return code or judged.report.verdict.exit_code
+
+
+@contextlib.contextmanager
+def _noting_unchecked(launches: list[Any]) -> Iterator[None]:
+    """Collect the launches on devices that the script, or what it calls, makes itself: no checker sees them."""
+    from tensorladder.vgpu import Device
+
+    run = Device.run_stream
+
+    def run_stream(device: Device, its: Sequence[Any], *args: Any, **kwargs: Any) -> None:
+        if device.checker is None:
+            launches.extend(its)
+        run(device, its, *args, **kwargs)
+
+    with mock.patch.object(Device, "run_stream", run_stream):
+        yield
+
+
+def _say_unchecked(count: int, as_json: bool) -> None:
+    if as_json:
+        output.emit({"unchecked_launches": count}, sys.stderr)
+    else:
+        output.write(f"not checked: {count} launches by vgpu.launch, or by matmul of CPU tensors", sys.stderr)
 
 
 def _print_from_the_script(error: Exception, script: str) -> None:

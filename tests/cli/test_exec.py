@@ -103,6 +103,16 @@ def test_check_reports_hazards_beside_the_scripts_output(ask, tmp_path, monkeypa
     assert ("error: race" in said.err and "turn.cu:5" in said.err) == bool(code)
 
 
+def test_what_a_check_did_not_see_is_said(ask, script, monkeypatch):
+    pytest.importorskip("llvmlite")
+    monkeypatch.setattr("tensorladder.measure.scripts.hooks", list)
+    ptx = ".version 8.0\\n.target sm_80\\n.address_size 64\\n.visible .entry k() { ret; }"
+    text = f'from tensorladder import vgpu\nfor _ in range(2): vgpu.launch("{ptx}", "k", 1, 32, [])'
+    said = ask("exec", "--check", script(text))
+    assert said.code == 0 and "not checked: 2 launches" in said.err
+    assert json.loads(ask("exec", "--check", "--json", script(text)).err.splitlines()[-1]) == {"unchecked_launches": 2}
+
+
 def test_files_of_a_check(ask, tmp_path, monkeypatch):
     """A baseline accepts what is known; JUnit and SARIF name the script and the line."""
     pytest.importorskip("cuda.bindings")

@@ -37,6 +37,18 @@ with torch.cuda.device_of(x), torch.cuda.stream(torch.cuda.Stream()) as _:
 assert torch.cuda.Stream.priority_range()[0] == 0
 torch.cuda.profiler.start(), torch.cuda.profiler.stop(), torch.cuda.cudart().cudaProfilerStart()
 assert torch.cuda.get_device_properties(0).clock_rate > 0
+assert torch.cuda.get_device_name("cuda") == torch.cuda.get_device_name(0)
+
+for asked in (
+    lambda: torch.ones(2, device="cuda:1"), lambda: torch.ones(2).cuda(1), lambda: torch.ones(2).to("cuda:3"),
+    lambda: torch.cuda.set_device(1), lambda: torch.cuda.get_device_name(2), lambda: torch.cuda.device(1),
+):
+    try:
+        asked()
+    except RuntimeError as error:
+        assert "invalid device ordinal" in str(error)
+    else:
+        raise AssertionError(asked)
 """
 REFUSED = {
     "torch.cuda.memory_summary()": r"torch\.cuda\.memory_summary is not modelled",

@@ -145,12 +145,20 @@ def is_device_memory(session: Session, thing: Any) -> bool:
 
 
 def claims_cuda(device: Any) -> bool:
-    """Whether a device argument means the GPU: "cuda", "cuda:0", torch.device, or an index."""
+    """Whether a device argument means the GPU: "cuda", "cuda:0", torch.device, or an index. There is one: torch's own
+    RuntimeError for another."""
     if isinstance(device, bool) or device is None:
         return False
-    if isinstance(device, int):
-        return True
-    return isinstance(device, str | torch.device) and torch.device(device).type == "cuda"
+    if isinstance(device, str | torch.device):
+        device = torch.device(device)
+        if device.type != "cuda":
+            return False
+        device = device.index or 0
+    if not isinstance(device, int):
+        return False
+    if device not in (-1, 0):  # -1: the current one
+        raise RuntimeError(f"CUDA error: invalid device ordinal: {device}, and cuda:0 is the only device")
+    return True
 
 
 class OnHost(TorchFunctionMode):
@@ -328,7 +336,8 @@ class OnHost(TorchFunctionMode):
         home = None if self._session.capturing else streams.at(streams.current)  # a graph's memory is its own
         self._session.track(plain(tensor).untyped_storage(), replace(_memory_of(plain(tensor)), home=home))
 
-    def _cuda(self, tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    def _cuda(self, tensor: torch.Tensor, device: Any = None, *_: Any, **__: Any) -> torch.Tensor:
+        claims_cuda(device)
         return tensor if isinstance(tensor, CudaTensor) else _as_cuda(tensor.clone())
 
     def _pin(self, tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:

@@ -242,7 +242,8 @@ def _profile(session: Session) -> type:
 class VirtualDevice(contextlib.nullcontext[None]):
     """torch.cuda.device(index) as a context: there is one device."""
 
-    def __init__(self, _: Any = None):
+    def __init__(self, device: Any = None):
+        claims_cuda(device)
         super().__init__()
 
 
@@ -251,13 +252,23 @@ def _nothing() -> Callable[..., None]:
     return lambda *_, **__: None
 
 
+def _of_device(answer: Callable[[], Any]) -> Callable[..., Any]:
+    """A function of a device, of which there is one."""
+
+    def of(device: Any = None) -> Any:
+        claims_cuda(device)
+        return answer()
+
+    return of
+
+
 def _answers(session: Session) -> dict[str, Any]:
     """Attribute of torch.cuda -> what it is in a script."""
     streams = session.streams
     kind, external = _stream(session)
     default = kind(stream_id=0)
     graphs = _graph(session)
-    quiet = ("set_device", "init", "_lazy_init", "empty_cache", "reset_peak_memory_stats",
+    quiet = ("init", "_lazy_init", "empty_cache", "reset_peak_memory_stats",
              "reset_max_memory_allocated", "ipc_collect")  # fmt: skip
     sizes = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
     seed = torch.default_generator.manual_seed  # not torch.manual_seed, which seeds torch.cuda in turn
@@ -280,9 +291,10 @@ def _answers(session: Session) -> dict[str, Any]:
         "Event": _event(session),
         "stream": lambda stream: contextlib.nullcontext() if stream is None else streams.using(stream.cuda_stream),
         "device": VirtualDevice,
-        "get_device_name": lambda *_: _name(session),
-        "get_device_capability": lambda *_: session.arch.compute_capability,
-        "get_device_properties": lambda *_: _properties(session),
+        "set_device": _of_device(lambda: None),
+        "get_device_name": _of_device(lambda: _name(session)),
+        "get_device_capability": _of_device(lambda: session.arch.compute_capability),
+        "get_device_properties": _of_device(lambda: _properties(session)),
         "mem_get_info": lambda *_: (DEVICE_MEMORY, DEVICE_MEMORY),
         "CUDAGraph": graphs[0],
         "graph": graphs[1],
