@@ -9,7 +9,6 @@ import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
-from unittest import mock
 
 import typer
 
@@ -56,9 +55,7 @@ def exec_script(
     except Stopped as stop:
         output.complain(stop)
         return stop.exit_code
-    except TensorladderError:
-        raise
-    except BrokenPipeError:  # whoever read the script's output
+    except (TensorladderError, BrokenPipeError):  # the latter: whoever read the script's output went away
         raise
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
@@ -117,8 +114,11 @@ def _noting_unchecked(launches: list[Any]) -> Iterator[None]:
             launches.extend(its)
         run(device, its, *args, **kwargs)
 
-    with mock.patch.object(Device, "run_stream", run_stream):
+    Device.run_stream = run_stream  # type: ignore[method-assign, assignment]
+    try:
         yield
+    finally:
+        Device.run_stream = run  # type: ignore[method-assign]
 
 
 def _say_unchecked(count: int, as_json: bool) -> None:
