@@ -59,7 +59,7 @@ def points(session: Session, mode: OnHost) -> list[Point]:
     """What is replaced while a script runs."""
     runtime, generator = _Runtime(session), torch.default_generator
     cuda: dict[str, Any] = {
-        **{name: _quiet() for name in _QUIET},
+        **{name: quiet() for name in _QUIET},
         **{name: _refuse(session, f"torch.cuda.{name}") for name in _REFUSED},
         "cudart": lambda: runtime,
         "default_generators": (generator,),
@@ -77,20 +77,21 @@ def points(session: Session, mode: OnHost) -> list[Point]:
     raw = {
         "_cuda_getCurrentRawStream": lambda _device=0: session.streams.current,
         "_cuda_getDevice": lambda: 0,
-        "_cuda_setDevice": _quiet(),
+        "_cuda_setDevice": quiet(),
         "_cuda_exchangeDevice": lambda _device: 0,
         "_cuda_maybeExchangeDevice": lambda _device: 0,
     }
     return [
         *((torch.cuda, name, answer) for name, answer in cuda.items()),
         *((torch._C, name, answer) for name, answer in raw.items()),
-        *((torch.cuda.profiler, name, _quiet()) for name in ("start", "stop")),
+        *((torch.cuda.profiler, name, quiet()) for name in ("start", "stop")),
         *_accelerator(session),
         *_from_dlpack(session, mode),
     ]
 
 
-def _quiet() -> Callable[..., None]:
+def quiet() -> Callable[..., None]:
+    """A function that does nothing: a new one each time, because torch._dynamo keeps rules by function."""
     return lambda *_, **__: None
 
 
@@ -108,8 +109,8 @@ def _accelerator(session: Session) -> list[Point]:
         "current_accelerator": lambda *_, **__: torch.device("cuda"),
         "current_device_index": lambda: 0,
         "current_device_idx": lambda: 0,
-        "set_device_index": _quiet(),
-        "set_device_idx": _quiet(),
+        "set_device_index": quiet(),
+        "set_device_idx": quiet(),
         "synchronize": lambda *_: streams.synchronize(),
         "current_stream": lambda *_: torch.cuda.current_stream(),
         "set_stream": lambda stream: streams.use(getattr(stream, "cuda_stream", LEGACY)),

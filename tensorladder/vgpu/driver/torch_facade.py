@@ -247,11 +247,6 @@ class VirtualDevice(contextlib.nullcontext[None]):
         super().__init__()
 
 
-def _nothing() -> Callable[..., None]:
-    """A function that does nothing: a new one each time, because torch._dynamo keeps rules by function."""
-    return lambda *_, **__: None
-
-
 def _of_device(answer: Callable[[], Any]) -> Callable[..., Any]:
     """A function of a device, of which there is one."""
 
@@ -274,7 +269,7 @@ def _answers(session: Session) -> dict[str, Any]:
     seed = torch.default_generator.manual_seed  # not torch.manual_seed, which seeds torch.cuda in turn
     seeds = {"manual_seed": seed, "manual_seed_all": seed, "seed": torch.default_generator.seed}
     return {
-        **{name: _nothing() for name in quiet},
+        **{name: torch_asked.quiet() for name in quiet},
         **{name: (lambda *_, **__: 0) for name in sizes},
         **seeds,
         "is_available": lambda: True,
@@ -318,9 +313,9 @@ def torch_facade(session: Session) -> Iterator[None]:
     replaced += [
         (torch, "set_default_device", set_default_device),
         (torch.version, "cuda", "13.0"),
-        (torch.cuda.nvtx, "range_push", _nothing()),
-        (torch.cuda.nvtx, "range_pop", _nothing()),
-        (torch.cuda.nvtx, "mark", _nothing()),
+        (torch.cuda.nvtx, "range_push", torch_asked.quiet()),
+        (torch.cuda.nvtx, "range_pop", torch_asked.quiet()),
+        (torch.cuda.nvtx, "mark", torch_asked.quiet()),
         (torch, "Generator", VirtualGenerator),
         (torch, "compile", _compile(session)),
         (torch, "load", _load()),
