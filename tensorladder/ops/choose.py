@@ -20,19 +20,22 @@ ARCH = "sm_90a"
 
 def modelled(one: Choice, product: Product, sm_count: int) -> float:
     """Microseconds that a product takes, by the kernel's model."""
-    work = _work(one, product, sm_count)
-    return work.us if isinstance(work, Work) else work
+    return _us(_work(one, product, sm_count))
 
 
 def _work(one: Choice, product: Product, sm_count: int) -> Work | float:
     return MODELS[one.kernel].work(dict(one.knobs), product, sm_count)
 
 
+def _us(work: Work | float) -> float:
+    return work.us if isinstance(work, Work) else work
+
+
 def predicted(ones: Sequence[Choice], product: Product, sm_count: int) -> list[float]:
     """Microseconds that a product takes: by the kernels' models and, on a GPU like the one that was measured, by what
     was learnt there of how they err. What is slow by its model is taken to err as the one that errs most."""
     works = [_work(one, product, sm_count) for one in ones]
-    us = [work.us if isinstance(work, Work) else work for work in works]
+    us = [_us(work) for work in works]
     if not learnt.knows(product, sm_count):
         return us
     worth, trees = learnt.WORTH * min(us), learnt.trees()
