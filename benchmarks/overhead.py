@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
 import sys
 import time
@@ -22,6 +23,7 @@ from tensorladder.silicon.driver import facts
 from tensorladder.silicon.target import cuda_torch
 
 MOST_US = 8.0  # of a warm call
+HELD = re.compile(r"matmul[^,]*|swiglu")  # which calls: ours, but for those that make a graph for gradients
 BATCH, ROUNDS, WARM = 100, 60, 10
 M, N, K = 128, 256, 128
 #: what is called here, as `tensorladder pack --form` has it
@@ -32,7 +34,7 @@ Call = Callable[[], Any]
 
 
 def calls(torch: Any) -> dict[str, Call]:
-    """Calls by name; those of ours that are held to `MOST_US` start with "matmul"."""
+    """Calls by name; `HELD` names those of ours that may take `MOST_US`."""
     import tensorladder
     from tensorladder.ops import fast
 
@@ -43,7 +45,8 @@ def calls(torch: Any) -> dict[str, Call]:
         normal(M, K), normal(K, N), normal(N, K), normal(N), normal(M, N), normal(M, N)
     )  # fmt: skip
     wide, apart, wanting = normal(N, K), normal(K, 2 * N), normal(M, K).requires_grad_()
-    matmul, linear, transposed = tensorladder.matmul, torch.nn.functional.linear, weight.t()
+    matmul, swiglu, linear = tensorladder.matmul, tensorladder.swiglu, torch.nn.functional.linear
+    transposed, halves = weight.t(), wide.t()
     operator = torch.ops.tensorladder.matmul.default
     fast.forget()
     with mock.patch.object(fast, "remember", wraps=fast.remember) as remember:
@@ -62,9 +65,9 @@ def calls(torch: Any) -> dict[str, Call]:
         "matmul bias": lambda: matmul(a, transposed, bias=bias),
         "matmul bias gelu": lambda: matmul(a, transposed, bias=bias, activation="gelu"),
         "matmul residual": lambda: matmul(a, transposed, residual=residual, beta=1.0),
-        "swiglu": lambda: tensorladder.swiglu(a, wide.t()),
+        "swiglu": lambda: swiglu(a, halves),
         "w.t()": lambda: weight.t(),
-        "matmul, with a graph for gradients:": lambda: matmul(wanting, transposed),
+        "matmul, with a graph for gradients": lambda: matmul(wanting, transposed),
         "torch.mm, with a graph for gradients": lambda: torch.mm(wanting, transposed),
         "operator: tensorladder::matmul": lambda: operator(
             a, transposed, None, None, None, None, "", "none", 1.0, 0.0, None, False
@@ -142,7 +145,7 @@ def main() -> int:
             for name, rounds in measure(torch, group(torch)).items():
                 low, *_, high = statistics.quantiles(rounds, n=10)
                 say({"call": name, "us": statistics.median(rounds), "p10": low, "p90": high})
-                if name.startswith("matmul") and not name.endswith(":") and statistics.median(rounds) > MOST_US:
+                if HELD.fullmatch(name) and statistics.median(rounds) > MOST_US:
                     slow.append(name)
     except TensorladderError as error:
         print(f"overhead: {error}", file=sys.stderr)
