@@ -1,17 +1,21 @@
-"""Rungs beside their parents, in turns in one process: `python -m benchmarks.steps pack DIR`, which needs no GPU, then
+"""Rungs beside their parents in one process: `python -m benchmarks.steps pack DIR`, which needs no GPU, then
 `python -m benchmarks.steps run DIR [--results FILE]` on one.
 
 A GPU at its power limit runs slower after a kernel that heats it, so ratios to cuBLAS that two rungs have differ by a
-half per cent for no other reason; here a rung and its parent alternate. A line a rung whose parent is packed too: its
-time, and its parent's over it. The rungs for Hopper at 4096 and 8192 cubed in fp16; multicast also where L2 has more to
-do: 2048 cubed (at full clock), 5000 (rows of C's operands that begin amid a line), 16384, and in fp8.
+half per cent for no other reason; here a rung and its parent alternate. So they share one clock, and what a rung costs
+in energy lowers it for both: each is timed alone as well, at the clocks that it settles at (`silicon.timing`). A line a
+rung whose parent is packed too: its time and its parent's over it, in turns and alone, and what it draws alone. The
+rungs for Hopper at 4096 and 8192 cubed in fp16; multicast also where L2 has more to do: 2048 cubed, 4104, 5000 and 8200
+(rows of A and B that do not begin at lines of L2), 16384, and in fp8. At the end, which are no faster than their
+parents in turns; the exit status is 1 where a result is wrong.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +30,18 @@ from tensorladder.silicon.driver import facts
 from tensorladder.silicon.nvml import Meter
 from tensorladder.silicon.pack import Entry, Pack
 from tensorladder.silicon.target import cuda_torch
-from tensorladder.silicon.timing import Options, compare
+from tensorladder.silicon.timing import Blocks, Options, alone, compare
 
 ARCH, PROBLEM = "sm_90a", "gemm"
 RUNGS = ("b2", "b5", "b7", "b8", "c1", "c2", "c3", "c4", "c5")
 #: (rungs, sides of cubes, element type)
 PACKED = (
     (RUNGS, (4096, 8192), "fp16"),
-    (("c3", "c4"), (2048, 5000, 16384), "fp16"),
+    (("c3", "c4"), (2048, 4104, 5000, 8200, 16384), "fp16"),
     (("c3", "c4"), (4096, 8192), "e4m3"),
 )
+METERS = {"alone_clock_mhz": "MHz", "alone_power_w": "W"}
+ALONE = Blocks(settle=0.4, seconds=0.5)  # 32 rungs in a minute; two runs differ by 0.3 % at most
 
 
 def make(folder: Path) -> str:
@@ -65,7 +71,7 @@ def pairs(names: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def measure(folder: Path, options: Options) -> Iterator[bench.Record]:
-    """A record a rung and size: its time beside its parent's, and whether its result was right."""
+    """A record a rung and size: its time beside its parent's, in turns and alone, and whether its result was right."""
     torch = cuda_torch()
     opened = packs.open_current(folder)
     opened.check_gpu()
@@ -80,6 +86,7 @@ def measure(folder: Path, options: Options) -> Iterator[bench.Record]:
             kernel = opened.kernel(entry)
             calls[name] = [kernel.bind(stream, *(tensors[a.name] for a in entry.arrays)) for tensors in work.sets]
             checked[name] = work.check(calls[name][0])
+        by_itself = alone(torch, calls, meter, ALONE)
         flops = problem_named(PROBLEM).flops(shape)
         for name, parent in pairs(entries):
             measured = compare(torch, {one: calls[one] for one in (parent, name)}, meter, options)
@@ -87,18 +94,34 @@ def measure(folder: Path, options: Options) -> Iterator[bench.Record]:
             yield {
                 "rung": name, "shape": list(shape), "dtype": dtype, "ok": checked[name][0], "error": checked[name][1],
                 **bench.timed(ours, flops), **bench.against(parent, ours, theirs), "clock_mhz": measured.clock_mhz,
-                "power_w": measured.power_w,
+                "power_w": measured.power_w, **bench.settled(by_itself[name]),
+                **bench.settled_against(by_itself[name], by_itself[parent]),
             }  # fmt: skip
+        del work, calls
+        torch.cuda.empty_cache()
 
 
 def line(record: bench.Record) -> str:
     """A record as a line of a table."""
     wrong = "" if record["ok"] else "  WRONG"
     size = "x".join(map(str, record["shape"]))
+    meters = [f"{record[key]:.0f} {unit}" for key, unit in METERS.items() if record[key] is not None]
     return (
         f"{record['rung']:30} {size:17} {record['dtype']:4} {record['median_us']:9.1f} us  "
-        f"{record['ratio']:.3f} times as fast as {record['baseline']}{wrong}"
+        f"{record['ratio']:.3f} times as fast as {record['baseline']}; alone {record['alone_us']:.1f} us, "
+        f"{', '.join([*meters, format(record['alone_ratio'], '.3f')])}{wrong}"
     )
+
+
+def not_faster(records: Sequence[bench.Record]) -> Iterator[str]:
+    """A line a rung that is no faster than its parent in turns at some sizes."""
+    slow: dict[tuple[str, str], list[str]] = {}
+    for one in records:
+        if one["ratio"] <= 1:
+            where = f"{'x'.join(map(str, one['shape']))} {one['dtype']} ({one['ratio']:.3f})"
+            slow.setdefault((one["rung"], one["baseline"]), []).append(where)
+    for (rung, parent), places in slow.items():
+        yield f"not faster than {parent} in turns: {rung} at {', '.join(places)}"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -108,7 +131,7 @@ def main(arguments: list[str] | None = None) -> int:
     verbs.add_parser("pack", help="compile the rungs, with no GPU").add_argument("folder", type=Path)
     running = verbs.add_parser("run", help="time them on a GPU")
     running.add_argument("folder", type=Path)
-    running.add_argument("--seconds", type=float, default=0.5, help="to measure each kernel for")
+    running.add_argument("--seconds", type=float, default=0.8, help="to measure each pair in turns for")
     running.add_argument("--results", type=Path, help="keep the figures there")
     args = parser.parse_args(arguments)
     try:
@@ -116,11 +139,14 @@ def main(arguments: list[str] | None = None) -> int:
             print(make(args.folder))
             return 0
         records = []
+        host = {**bench.machine(Suite("steps", "", "", {})), "alone": asdict(ALONE)} if args.results else {}
         for record in measure(args.folder, Options(seconds=args.seconds)):
             records.append(record)
             print(line(record), flush=True)
-        if args.results:
-            bench.keep(args.results, bench.machine(Suite("steps", "", "", {})), records)
+            if args.results:  # at once: a run may be cut short
+                bench.keep(args.results, host, records)
+        for told in not_faster(records):
+            print(told)
         return bench.exit_code(records)
     except TensorladderError as error:
         print(f"benchmarks.steps: {error}", file=sys.stderr)

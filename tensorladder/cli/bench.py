@@ -6,7 +6,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -22,12 +22,19 @@ from tensorladder.measure.request import parse_place, parse_shape
 from tensorladder.ops import bench as op_bench
 from tensorladder.ops import calls
 from tensorladder.ops.rivals import Quack
+from tensorladder.silicon.timing import Blocks
 
 COLUMNS = (
     "rung", "shape", "dtype", "us", "10-90 %", "TFLOPS", "baseline", "its us", "ratio", "tensor %", "MHz", "W", "notes",
 )  # fmt: skip
-RIGHT = ("us", "10-90 %", "TFLOPS", "its us", "ratio", "tensor %", "MHz", "W")
-HOST_BOUND = {"host_bound": "ours waits for the host", "baseline_host_bound": "it waits for the host"}
+ALONE = ("us alone", "ratio alone")  # before the notes, where that was asked for
+RIGHT = ("us", "10-90 %", "TFLOPS", "its us", "ratio", "tensor %", "MHz", "W", *ALONE)
+HOST_BOUND = {
+    "host_bound": "ours waits for the host",
+    "baseline_host_bound": "it waits for the host",
+    "alone_host_bound": "ours alone waits for the host",
+    "baseline_alone_host_bound": "it alone waits for the host",
+}
 KEPT = Path("benchmarks") / "results"
 
 
@@ -60,6 +67,14 @@ def bench(
     ncu: Annotated[
         bool, typer.Option("--ncu", help="with --pack: also how busy the tensor pipe is, by Nsight Compute's counters")
     ] = False,
+    alone: Annotated[
+        bool,
+        typer.Option(
+            "--alone",
+            help="also time each contender by itself at the clocks that it settles at: at the power limit those in "
+            "turns share one (2 s more a contender)",
+        ),
+    ] = False,
     arch: Arch = None,
     seconds: Annotated[
         float, typer.Option("--seconds", help="to measure each kernel for; on the virtual GPU: three runs each")
@@ -84,7 +99,7 @@ def bench(
     if parse_place(on) == "gpu":
         if arch is not None:
             raise UsageError("--arch is for --on vgpu: on a GPU the architecture is the GPU's, or the pack's")
-        options = measure.Options(seconds=seconds)
+        options = measure.Options(seconds=seconds, alone=Blocks(seconds=seconds) if alone else None)
         if ops:
             if specs:
                 raise UsageError("--rungs and --op: one of them, a run times rungs or calls of the op")
@@ -98,10 +113,14 @@ def bench(
             if ncu:
                 rows = _with_counters(chosen, pack, specs, dtype or (), host, rows, refused)
     else:
+        if alone:
+            raise UsageError("--alone is for --on gpu: the emulation has no clock that settles and no limit of power")
         if pack is not None or dtype or ops or quack is not None:
             raise UsageError("--pack, --dtype, --quack, --op and the suites of the op are for --on gpu")
         asked = measure.emulated(chosen, specs, arch, refused)
         host, rows = measure.emulator(chosen.name), measure.on_vgpu(asked, 3, refused)
+    if alone:
+        host["alone"] = asdict(Blocks(seconds=seconds))
     keep = functools.partial(_keep, chosen, host, folder=results, on=on)
     records = _show(host, rows, as_json, keep)
     means = measure.geometric_means(records)
@@ -190,9 +209,11 @@ def _show(
             if as_json:
                 output.emit(record)
             elif sys.stderr.isatty():
-                output.complain(" ".join(filter(None, _row(record))))
+                output.complain(" ".join(filter(None, _row(record, "alone" in host))))
     if not as_json:
-        output.console().print(output.table(COLUMNS, [_row(record) for record in records], RIGHT))
+        columns = (*COLUMNS[:-1], *ALONE, COLUMNS[-1]) if "alone" in host else COLUMNS
+        rows_shown = [_row(record, "alone" in host) for record in records]
+        output.console().print(output.table(columns, rows_shown, RIGHT))
         if host["on"] == "gpu" and (absent := _absent(host)):
             output.write(absent)
     return records
@@ -216,16 +237,19 @@ def _absent(host: measure.Record) -> str:
     return "; ".join([*said, *([f"not measured here: {', '.join(absent)}"] if absent else [])])
 
 
-def _row(record: measure.Record) -> tuple[str, ...]:
+def _row(record: measure.Record, alone: bool) -> tuple[str, ...]:
     shape = "x".join(map(str, record["shape"]))
     if not record["ok"]:
-        return record["rung"], shape, record["dtype"], "wrong", *[""] * 9
+        return record["rung"], shape, record["dtype"], "wrong", *[""] * (9 + len(ALONE) * alone)
     spread = f"{record['low_us']:.5g}-{record['high_us']:.5g}"
     baseline = ("", "", "")
     if record["baseline"]:
         baseline = record["baseline"], f"{record['baseline_us']:.5g}", f"{record['ratio']:.3f}"
     meters = [f"{record[key]:.0f}" if record.get(key) else "" for key in ("tensor_pipe", "clock_mhz", "power_w")]
     times = f"{record['median_us']:.5g}", spread, f"{record['tflops']:.4g}"
+    if alone:
+        meters.append(f"{record['alone_us']:.5g}")
+        meters.append(f"{record['alone_ratio']:.3f}" if record["baseline"] else "")
     return record["rung"], shape, record["dtype"], *times, *baseline, *meters, _notes(record)
 
 
@@ -239,7 +263,10 @@ def _notes(record: measure.Record) -> str:
 def _means(means: list[measure.Record]) -> None:
     for mean in means:
         losses = f"{mean['losses']} of {mean['shapes']} shapes slower, worst {mean['worst']:.3f}"
-        output.write(f"{mean['rung']} over {mean['baseline']}: geometric mean {mean['geometric_mean']:.3f}, {losses}")
+        alone = f", each alone {mean['alone_geometric_mean']:.3f}" if "alone_geometric_mean" in mean else ""
+        output.write(
+            f"{mean['rung']} over {mean['baseline']}: geometric mean {mean['geometric_mean']:.3f}{alone}, {losses}"
+        )
 
 
 def _keep(

@@ -2,8 +2,10 @@
 
 On a GPU: inputs are standard normal, in as many sets as fill twice the L2; a kernel's result on the first set is
 compared with float64 element by element; then kernel and baselines take turns (`silicon.timing`). `ratio` is the
-baseline's time over ours, so above 1 is faster. On the virtual GPU what is timed is the emulation on this computer's
-CPU, beside numpy's float32 product: useful to compare emulations, and no statement about a GPU.
+baseline's time over ours, so above 1 is faster. Where it is asked for (`Options.alone`), each is also timed by itself
+at the clocks that it settles at, since at the power limit those in turn share one: `alone_ratio`. On the virtual GPU
+what is timed is the emulation on this computer's CPU, beside numpy's float32 product: useful to compare emulations, and
+no statement about a GPU.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from tensorladder.silicon import driver
 from tensorladder.silicon.nvml import Meter
 from tensorladder.silicon.pack import Array, Entry, Kernel
 from tensorladder.silicon.target import arch_for, cuda_torch
-from tensorladder.silicon.timing import Options, Times, compare, host_us
+from tensorladder.silicon.timing import Alone, Options, Times, alone, compare, host_us
 
 Record = dict[str, Any]
 
@@ -303,22 +305,30 @@ def contest(
 ) -> Iterator[Record]:
     """Time ours in turn with the others: a record for each of them, or one alone where there are none.
 
-    `best_us` and `best_ratio` are those of the fastest of the others.
+    `best_ratio` is that of the fastest of the others; `best_alone_ratio` too, where each is also timed alone.
     """
     calls = {"ours": runs, **{name: rival.runs for name, rival in contenders.items()}}
     measured = compare(torch, calls, meter, options)
     times = measured.times["ours"]
     base = {**base, **timed(times, base["flops"]), "host_us": round(host_us(torch, runs), 1)}
     base |= {"clock_mhz": measured.clock_mhz, "power_w": measured.power_w, "sets": len(runs)}
+    by_itself = alone(torch, calls, meter, options.alone) if options.alone else {}
+    if by_itself:
+        base |= settled(by_itself["ours"])
     if not contenders:
         yield {**base, "baseline": None, "baseline_us": None, "ratio": None}
         return
     best = min(measured.times[name].median for name in contenders)
     base["best_ratio"] = round(best / times.median, 4)
+    if by_itself:
+        best = min(by_itself[name].median for name in contenders)
+        base["best_alone_ratio"] = round(best / by_itself["ours"].median, 4)
     for name, rival in contenders.items():
         more: Record = {"baseline_host_us": round(host_us(torch, rival.runs), 1)}
         if rival.choice:
             more["baseline_choice"] = rival.choice
+        if by_itself:
+            more |= settled_against(by_itself["ours"], by_itself[name])
         yield {**base, **against(name, times, measured.times[name]), **more}
 
 
@@ -345,6 +355,23 @@ def against(name: str, ours: Times, baseline: Times) -> Record:
         "baseline_high_us": round(high, 3), "ratio": round(baseline.median / ours.median, 4),
         **({"baseline_host_bound": True} if baseline.host_bound else {}),
     }  # fmt: skip
+
+
+def settled(times: Alone) -> Record:
+    """A kernel's part of a record, of what it takes alone: low and high are its fastest and its slowest block."""
+    energy = times.millijoules
+    return {
+        "alone_us": round(times.median, 3), "alone_low_us": round(min(times.blocks), 3),
+        "alone_high_us": round(max(times.blocks), 3), "alone_clock_mhz": times.clock_mhz,
+        "alone_power_w": times.power_w, "alone_mj": None if energy is None else float(f"{energy:.5g}"),
+        **({"alone_host_bound": True} if times.host_bound else {}),
+    }  # fmt: skip
+
+
+def settled_against(ours: Alone, baseline: Alone) -> Record:
+    """A baseline's part of a record, of what each takes alone."""
+    theirs = {f"baseline_{key}": value for key, value in settled(baseline).items()}
+    return {**theirs, "alone_ratio": round(baseline.median / ours.median, 4)}
 
 
 def untimed(why: str) -> Record:
@@ -433,26 +460,41 @@ def _wall(run: Callable[[], Any]) -> float:
 def geometric_means(records: Iterable[Record]) -> list[Record]:
     """For each rung and baseline over all shapes: geometric mean of the ratios, the extremes, how many are below 1.
 
-    Where a rung has several baselines, also against the fastest of them at each shape.
+    Where a rung has several baselines, also against the fastest of them at each shape. What was timed alone as well has
+    the same of those ratios, as `alone_geometric_mean` and so on.
     """
+    known = list(records)
+    by_itself = _ratios(known, "alone_ratio")
+    made = []
+    for pair, found in _ratios(known, "ratio").items():
+        row = {"rung": pair[0], "baseline": pair[1], **_mean(found)}
+        if pair in by_itself:
+            row |= {f"alone_{key}": value for key, value in _mean(by_itself[pair]).items()}
+        made.append(row)
+    return made
+
+
+def _ratios(records: Sequence[Record], key: str) -> dict[tuple[str, str], list[float]]:
+    """A kind of ratio by rung and baseline; last, those to the best of several baselines."""
     ratios: dict[tuple[str, str], list[float]] = {}
     best: dict[str, dict[tuple[Any, ...], float]] = {}
     for record in records:
-        if record["ratio"]:
-            ratios.setdefault((record["rung"], record["baseline"]), []).append(record["ratio"])
-        if record.get("best_ratio"):
+        if record.get(key):
+            ratios.setdefault((record["rung"], record["baseline"]), []).append(record[key])
+        if record.get(f"best_{key}"):
             place = (*record["shape"], record["dtype"])
-            best.setdefault(record["rung"], {})[place] = record["best_ratio"]
+            best.setdefault(record["rung"], {})[place] = record[f"best_{key}"]
     for rung, found in best.items():
         if sum(of == rung for of, _ in ratios) > 1:
             ratios[rung, BEST] = list(found.values())
-    return [
-        {
-            "rung": rung, "baseline": baseline, "geometric_mean": round(statistics.geometric_mean(found), 4),
-            "worst": min(found), "best": max(found), "shapes": len(found), "losses": sum(r < 1 for r in found),
-        }
-        for (rung, baseline), found in ratios.items()
-    ]  # fmt: skip
+    return ratios
+
+
+def _mean(found: Sequence[float]) -> Record:
+    return {
+        "geometric_mean": round(statistics.geometric_mean(found), 4), "worst": min(found), "best": max(found),
+        "shapes": len(found), "losses": sum(ratio < 1 for ratio in found),
+    }  # fmt: skip
 
 
 def file_stem(suite: Suite, gpu: str) -> str:

@@ -7,12 +7,22 @@ that it does not know.
 from __future__ import annotations
 
 import ctypes
-from ctypes import byref, c_char_p, c_uint, c_ulonglong, c_void_p
+from ctypes import byref, c_char_p, c_int, c_longlong, c_uint, c_ulonglong, c_void_p
 from typing import Any
 
 _SM_CLOCK, _GPU_TEMPERATURE = 1, 0
+_POWER_INSTANT = 186  # NVML_FI_DEV_POWER_INSTANT
 #: nvmlClocksEventReasons -> word
 REASONS = {0x4: "power cap", 0x8: "hardware slowdown", 0x20: "thermal, software", 0x40: "thermal, hardware"}
+
+
+class _FieldValue(ctypes.Structure):
+    """nvmlFieldValue_t, whose value is a union of 8 bytes; power is in the lower four."""
+
+    _fields_ = [
+        ("field", c_uint), ("scope", c_uint), ("timestamp", c_longlong), ("latency", c_longlong), ("type", c_uint),
+        ("failed", c_uint), ("value", c_uint), ("_upper", c_uint),
+    ]  # fmt: skip
 
 
 class Meter:
@@ -54,9 +64,18 @@ class Meter:
         return self._number("nvmlDeviceGetMaxClockInfo", c_uint(_SM_CLOCK))
 
     def power(self) -> float | None:
-        """Watts now (an average over the last fraction of a second on most parts)."""
+        """Watts, averaged over the last second on most parts."""
         milliwatts = self._number("nvmlDeviceGetPowerUsage")
         return None if milliwatts is None else milliwatts / 1e3
+
+    def power_now(self) -> float | None:
+        """Watts at this instant; where the driver does not say, `power()`."""
+        asked = _FieldValue(field=_POWER_INSTANT)
+        if self._library is None:
+            return None
+        if self._library.nvmlDeviceGetFieldValues(self._device, c_int(1), byref(asked)) or asked.failed:
+            return self.power()
+        return asked.value / 1e3
 
     def power_limit(self) -> float | None:
         """Watts at which the card throttles."""

@@ -6,6 +6,10 @@ how long the host takes; where the GPU began on short kernels before all were qu
 is done again behind a longer one. Who is first
 changes from round to round, and each launch takes the next set of inputs, so that none finds its own in L2. Rounds
 before the clocks have settled are thrown away. Reported are the median, and the 10th and 90th percentile.
+
+At the power limit contenders in turn share one clock, which what each of them costs in energy lowers for all alike:
+such times compare cycles. `alone` gives each the GPU for so long that its clocks settle, and so compares what a user of
+one kernel gets, energy included.
 """
 
 from __future__ import annotations
@@ -28,18 +32,33 @@ TRIAL, TRIAL_US = 8, 10_000.0  # launches together that show how long one takes,
 PAUSE_CYCLES = 2000  # a microsecond of the GPU's clock, about
 SETTLED = 0.01  # the medians of two windows of rounds agree to this
 WINDOW = 5
+AHEAD_US, MOST_AHEAD = 12_000.0, 8  # alone: what the host queues before it waits, in GPU time and in batches
+READ_S = 0.01  # alone: between two readings of clock and power
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """What `alone` gives a contender at a time: seconds for its clocks to settle (a batch at the least), then seconds
+    measured (`launches` at the least: a kernel may take a second). rounds: such blocks a contender."""
+
+    settle: float = 0.5
+    seconds: float = 0.5
+    rounds: int = 2
+    launches: int = 3
 
 
 @dataclass(frozen=True)
 class Options:
     """batch_us: aimed at a batch's length. settle: seconds of warm-up at most. seconds, rounds: what is measured, at
-    most and at least (a kernel of a second still gets `rounds`)."""
+    most and at least (a kernel of a second still gets `rounds`). alone: what is measured besides, where that is done
+    (`compare` does not)."""
 
     batch_us: float = 3000.0
     most_launches: int = 64
     settle: float = 1.0
     seconds: float = 0.5
     rounds: int = 3
+    alone: Blocks | None = None
 
 
 @dataclass(frozen=True)
@@ -71,6 +90,30 @@ class Measured:
     power_w: float | None
 
 
+@dataclass(frozen=True)
+class Alone:
+    """One contender by itself at its own settled clocks.
+
+    blocks: microseconds a launch, one number a block, all its time over all its launches: clocks go in steps of 1 %, of
+    which a median of batches would see one or the other. clock_mhz, power_w: medians of what was read meanwhile (None
+    where unknown). host_bound: the GPU may have waited for the host.
+    """
+
+    blocks: tuple[float, ...]
+    clock_mhz: float | None
+    power_w: float | None
+    host_bound: bool = False
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.blocks)
+
+    @property
+    def millijoules(self) -> float | None:
+        """Energy a launch."""
+        return None if self.power_w is None else self.power_w * self.median / 1e3
+
+
 def compare(torch: Any, contenders: Mapping[str, Sequence[Call]], meter: Meter, options: Options) -> Measured:
     """Time all contenders side by side; each is a list of calls on different sets of inputs, taken in turn."""
     runs = {name: _Run(torch, calls) for name, calls in contenders.items()}
@@ -96,6 +139,22 @@ def compare(torch: Any, contenders: Mapping[str, Sequence[Call]], meter: Meter, 
         number += 1
     times = {name: Times(tuple(values), runs[name].batch, runs[name].starved) for name, values in samples.items()}
     return Measured(times, _middle(clock for clock, _ in readings), _middle(power for _, power in readings))
+
+
+def alone(torch: Any, contenders: Mapping[str, Sequence[Call]], meter: Meter, blocks: Blocks) -> dict[str, Alone]:
+    """Time each contender by itself, at the clocks that it settles at, in blocks of a second or so.
+
+    Contenders take turns at such blocks, in one order and then in the other, so that a GPU that warms favours none. The
+    host is ahead of the GPU by a few batches all the time, and no more, so that a block ends in time.
+    """
+    runs = {name: _Run(torch, calls) for name, calls in contenders.items()}
+    for run in runs.values():
+        run.size_up(Options())
+    found: dict[str, list[_Block]] = {name: [] for name in runs}
+    for number in range(blocks.rounds):
+        for name in list(runs)[:: -1 if number % 2 else 1]:
+            found[name].append(_block(torch, runs[name], meter, blocks))
+    return {name: _together(made) for name, made in found.items()}
 
 
 def quick(torch: Any, calls: Sequence[Call], options: Options) -> float:
@@ -133,6 +192,70 @@ def _middle(values: Any) -> float | None:
     return statistics.median(known) if known else None
 
 
+@dataclass
+class _Block:
+    """us: a launch of one contender by itself; what the meter said meanwhile; whether the host was ever late."""
+
+    us: float
+    clocks: list[float | None]
+    powers: list[float | None]
+    late: bool
+
+
+def _together(made: Sequence[_Block]) -> Alone:
+    clocks, powers = ([value for block in made for value in getattr(block, kind)] for kind in ("clocks", "powers"))
+    us = tuple(block.us for block in made)
+    return Alone(us, _middle(clocks), _middle(powers), any(block.late for block in made))
+
+
+def _block(torch: Any, run: _Run, meter: Meter, blocks: Blocks) -> _Block:
+    """Launches without a gap: first those that settle the clocks, then those that count."""
+    queue = _Queue(torch, run)
+    began = time.perf_counter()
+    queue.batch()
+    while time.perf_counter() - began < blocks.settle:
+        queue.batch()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    queue.late = False
+    start.record()
+    began, read, launches = time.perf_counter(), 0.0, 0
+    clocks: list[float | None] = []
+    powers: list[float | None] = []
+    while launches < blocks.launches or time.perf_counter() - began < blocks.seconds:
+        queue.batch()
+        launches += run.batch
+        now = time.perf_counter()
+        if now - read >= READ_S:
+            read = now
+            clocks.append(meter.clock())
+            powers.append(meter.power_now())
+    end.record()
+    end.synchronize()
+    return _Block(start.elapsed_time(end) * 1e3 / launches, clocks, powers, queue.late)
+
+
+class _Queue:
+    """Batches of one contender, so many of them queued that the GPU finds the next one there."""
+
+    def __init__(self, torch: Any, run: _Run) -> None:
+        self.run = run
+        depth = max(2, min(MOST_AHEAD, round(AHEAD_US / max(run.each * run.batch, 1e-3))))
+        self.late = False
+        self._ends = [torch.cuda.Event(enable_timing=True) for _ in range(depth)]
+        self._queued = 0
+
+    def batch(self) -> None:
+        """Queue a batch; wait where as many are under way as there are events."""
+        ends, place = self._ends, self._queued % len(self._ends)
+        if self._queued >= len(ends):
+            ends[place].synchronize()
+        self.run.launch()
+        if self._queued and ends[place - 1].query():  # the batch before is over: less than one is left to do
+            self.late = True
+        ends[place].record()
+        self._queued += 1
+
+
 class _Run:
     """One contender: its calls, where it is among its inputs, and how many launches make a batch."""
 
@@ -155,6 +278,12 @@ class _Run:
             self.batch_us(None)
         self.batch = max(1, min(options.most_launches, round(options.batch_us / max(self.each, 1e-3))))
 
+    def launch(self) -> None:
+        """Queue one batch, each launch on the next inputs."""
+        for _ in range(self.batch):
+            self.calls[self.next]()
+            self.next = (self.next + 1) % len(self.calls)
+
     def batch_us(self, read: Callable[[], None] | None) -> float:
         """Microseconds a launch of one batch. read: called while the GPU works."""
         for _ in range(ATTEMPTS):
@@ -175,9 +304,7 @@ class _Run:
         self.torch.cuda._sleep(int(pause * PAUSE_CYCLES))
         start.record()
         began = time.perf_counter()
-        for _ in range(self.batch):
-            self.calls[self.next]()
-            self.next = (self.next + 1) % len(self.calls)
+        self.launch()
         end.record()
         if self.batch > 1:  # the first launch, alone, also loads
             host = (time.perf_counter() - began) * 1e6 / self.batch

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tensorladder import problems
+from tensorladder.cli import bench as verb
 from tensorladder.core.errors import UsageError
 from tensorladder.draw import benchmarks as pictures
 from tensorladder.measure import bench, suites
@@ -20,7 +21,7 @@ from tensorladder.rungs.rung import catalog, find
 from tensorladder.silicon import timing
 from tensorladder.silicon.nvml import Meter
 from tensorladder.silicon.pack import Array, Entry
-from tensorladder.silicon.timing import Options, Times, compare
+from tensorladder.silicon.timing import Alone, Blocks, Options, Times, compare
 from tests.measure.fake_torch import Torch
 
 KEYS = {"rung", "shape", "dtype", "median_us", "tflops", "baseline", "baseline_us", "ratio"}
@@ -148,6 +149,88 @@ def test_a_kernel_of_a_second_gets_its_few_rounds_and_no_more():
     assert len(seen) == 4  # one that loads and shows how long it takes
 
 
+class Readings:
+    """A meter that reads what the kernel that runs now sets."""
+
+    mhz, watts = 1980, 100.0
+
+    def clock(self):
+        return self.mhz
+
+    def power_now(self):
+        return self.watts
+
+    power = power_now
+
+
+SHORT_BLOCKS = Blocks(settle=0.0, seconds=0.0, launches=30)
+
+
+def test_alone_each_has_blocks_of_its_own_in_both_orders():
+    torch, meter, seen = Torch(), Readings(), []
+
+    def calls_of(name, us, mhz, watts):
+        def call(number):
+            seen.append((name, number))
+            meter.mhz, meter.watts = mhz, watts
+            torch.clock.now += us
+
+        return [lambda number=number: call(number) for number in range(3)]
+
+    contenders = {"ours": calls_of("ours", 200.0, 1400, 700.0), "base": calls_of("base", 150.0, 1500, 600.0)}
+    found = timing.alone(torch, contenders, meter, SHORT_BLOCKS)
+    ours, base = found["ours"], found["base"]
+    assert ours.blocks == pytest.approx((200.0, 200.0)) and base.median == pytest.approx(150.0)
+    assert (ours.clock_mhz, ours.power_w, base.clock_mhz, base.power_w) == (1400, 700.0, 1500, 600.0)
+    assert ours.millijoules == pytest.approx(140.0) and not ours.host_bound
+    assert [name for name, _ in itertools.groupby(name for name, _ in seen)] == ["ours", "base", "ours", "base", "ours"]
+    numbers = [number for name, number in seen if name == "ours"]
+    assert numbers == [i % 3 for i in range(len(numbers))]  # inputs rotate across all of its blocks
+    record = bench.settled_against(ours, base)
+    assert record["alone_ratio"] == 0.75 and record["baseline_alone_clock_mhz"] == 1500
+    assert bench.settled(ours)["alone_mj"] == 140.0 and "alone_host_bound" not in bench.settled(ours)
+
+
+def test_alone_what_runs_while_the_clocks_settle_does_not_count():
+    torch = Torch()
+    run = timing._Run(torch, [])
+    run.batch, run.each, cooling = 1, 3000.0, iter([300.0] + [100.0] * 9)
+    run.calls = [lambda: setattr(torch.clock, "now", torch.clock.now + next(cooling))]
+    made = timing._block(torch, run, Meter(), Blocks(settle=0.0, seconds=0.0, launches=9))
+    assert made.us == pytest.approx(100.0)
+    both = timing._together([made, replace(made, us=110.0, late=True)])
+    assert both == Alone((100.0, 110.0), None, None, True) and both.median == 105.0 and both.millijoules is None
+    assert bench.settled(both)["alone_host_bound"] and bench.settled(both)["alone_mj"] is None
+
+
+def test_alone_a_kernel_of_a_second_gets_a_few_launches_a_block():
+    torch, seen = Torch(), []
+    timing.alone(torch, {"ours": contender(torch, 1.2e6, seen)}, Meter(), Blocks(settle=0.0, seconds=0.0))
+    assert len(seen) == 1 + 2 * (1 + 3)  # one that loads, and a block: one that settles, three that count
+
+
+@pytest.mark.parametrize(("each", "depth"), [(10.0, 8), (3000.0, 4), (2e6, 2)])
+def test_alone_few_batches_are_queued_ahead(each, depth):
+    torch = Torch()
+    run = timing._Run(torch, [lambda: None])
+    run.each = each
+    queue, waits = timing._Queue(torch, run), []
+    for event in queue._ends:
+        event.synchronize = lambda: waits.append(queue._queued)
+    for _ in range(depth + 2):
+        queue.batch()
+    assert waits == [depth, depth + 1] and not queue.late
+
+
+def test_alone_a_batch_that_finds_the_one_before_over_came_late():
+    torch = Torch()
+    queue = timing._Queue(torch, timing._Run(torch, [lambda: None]))
+    queue.batch()
+    torch.early = [True]
+    queue.batch()
+    assert queue.late
+
+
 def test_the_hosts_share_of_a_call_is_its_median():
     torch, seen = Torch(), []
     assert 0 <= timing.host_us(torch, contender(torch, 5.0, seen)) < 1000
@@ -218,7 +301,7 @@ class FakeKernel:
         return run
 
 
-def records(monkeypatch, right=1.0):
+def records(monkeypatch, right=1.0, alone=None):
     torch = Torch()
 
     def baseline(problem, torch, tensors):
@@ -234,7 +317,7 @@ def records(monkeypatch, right=1.0):
     suite = suites.Suite("small", "", "fp16", {SHAPE: ""})
     refused = []
     job = bench.Job("b5-tma", entry, lambda: FakeKernel(torch, 20.0, right))
-    return list(bench.on_gpu([job], suite, Options(settle=0.0, seconds=0.0), refused)), refused
+    return list(bench.on_gpu([job], suite, Options(settle=0.0, seconds=0.0, alone=alone), refused)), refused
 
 
 def test_a_record_says_what_was_measured(monkeypatch):
@@ -245,6 +328,34 @@ def test_a_record_says_what_was_measured(monkeypatch):
     assert record["tflops"] == pytest.approx(2 * 48 * 40 * 72 / 20.0 / 1e6)
     assert refused == ["quack on b5-tma 48x40x72 fp16: no such config"]
     json.dumps(record, allow_nan=False)
+    assert not [key for key in record if "alone" in key]
+
+
+def test_a_record_says_what_each_takes_alone_where_that_is_asked_for(monkeypatch):
+    (record,), _ = records(monkeypatch, alone=Blocks(settle=0.0, seconds=0.0))
+    assert record["alone_us"] == 20.0 and record["baseline_alone_us"] == 30.0
+    assert record["alone_ratio"] == record["best_alone_ratio"] == 1.5
+    assert {"alone_clock_mhz", "alone_power_w", "baseline_alone_clock_mhz", "baseline_alone_power_w"} <= record.keys()
+    (wrong,), _ = records(monkeypatch, right=1.01, alone=Blocks(settle=0.0, seconds=0.0))
+    assert not wrong["ok"] and "alone_us" not in wrong
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_the_table_has_columns_for_what_each_takes_alone_where_that_is_asked_for(monkeypatch, capsys, tmp_path, alone):
+    host = {
+        **dict.fromkeys(("cublas", "quack", "power_limit_w")), "suite": "small", "on": "gpu", "gpu": "H200",
+        "torch": "2", "not_measured": [],
+    }  # fmt: skip
+    blocks = Blocks(settle=0.0, seconds=0.0) if alone else None
+    monkeypatch.setattr(verb.measure, "machine", lambda suite: host.copy())
+    monkeypatch.setattr(verb.measure, "from_pack", lambda *_: [])
+    found, _ = records(monkeypatch, alone=blocks)
+    wrong, _ = records(monkeypatch, right=1.01, alone=blocks)
+    monkeypatch.setattr(verb.measure, "on_gpu", lambda jobs, suite, options, refused: iter([*found, *wrong]))
+    monkeypatch.setenv("COLUMNS", "200")
+    assert verb.bench(pack="p", alone=alone, results=str(tmp_path)) == 1
+    told = capsys.readouterr().out
+    assert ("us alone  ratio alone" in told) == alone and ("geometric mean 1.500, each alone 1.500" in told) == alone
 
 
 def test_a_wrong_kernel_is_not_timed(monkeypatch):
@@ -329,6 +440,13 @@ ROWS = [
 ]
 
 
+def test_ratios_of_each_alone_have_a_mean_of_their_own():
+    rows = [{**ROWS[0], "alone_ratio": 1.0}, {**ROWS[1], "alone_ratio": 0.96}, ROWS[2]]
+    first, second = bench.geometric_means(rows)
+    assert first["alone_geometric_mean"] == pytest.approx(math.sqrt(0.96), abs=1e-4) and first["alone_losses"] == 1
+    assert not [key for key in second if "alone" in key]
+
+
 def test_means_are_geometric_and_losses_are_counted():
     (first, second) = bench.geometric_means(ROWS)
     assert first["geometric_mean"] == pytest.approx(math.sqrt(1.02 * 0.98), abs=1e-4)
@@ -387,6 +505,7 @@ def test_the_verb_times_the_emulation_and_says_so(ask, tmp_path):
         (("--arch", "sm_80"), "--arch is for --on vgpu"),
         (("--on", "vgpu", "--pack", "p"), "--pack, --dtype, --quack, --op and the suites of the op are for --on gpu"),
         (("--on", "vgpu", "--rungs", "q9"), "no rung"),
+        (("--on", "vgpu", "--alone"), "--alone is for --on gpu: the emulation has no clock that settles"),
         (("--on", "vgpu", "--rungs", "c5", "--arch", "sm_80"), "c5-ping-pong compiles for sm_90a"),
         (("--on", "gpu", "--pack", "/nowhere"), "is no pack"),
     ],
