@@ -15,6 +15,7 @@ from benchmarks import sparse_attention, topk_indexer
 from tensorladder.core.pipes import piped
 from tensorladder.draw.benchmarks import pictures
 from tensorladder.measure import bench, suites
+from tensorladder.rungs.rung import asides
 
 Record = bench.Record
 Kept = Mapping[str, tuple[Record, list[Record]]]
@@ -67,9 +68,10 @@ def ladder(stem: str, host: Record, records: Sequence[Record], published: Sequen
     heads = [f"{side}: TFLOPS | over cuBLAS | tensor pipe | published" for side in SIDES]
     yield f"| rung | {' | '.join(heads)} |"
     yield "|---" * (1 + 4 * len(SIDES)) + "|"
-    for rung in sorted(shown):
+    beside = asides()
+    for rung in sorted(shown, key=lambda name: (name in beside, name)):
         cells = [cell for side in SIDES for cell in _rung_cells(by_rung[rung].get(side), theirs.get((rung, side)))]
-        yield f"| {rung} | {' | '.join(cells)} |"
+        yield f"| {rung}{' (aside)' if rung in beside else ''} | {' | '.join(cells)} |"
     yield ""
     absent = ", ".join(host.get("not_measured", []))
     yield "Published: the kernel of the same step in learn-cutedsl, in turns with ours in a run of its own." + (
@@ -261,7 +263,7 @@ def outputs(kept: Kept, readme: str) -> dict[Path, str]:
     }
     for stem, (host, records) in kept.items():
         if host["suite"] in suites.SUITES:
-            for suffix, drawn in pictures(host, records).items():
+            for suffix, drawn in pictures(host, records, asides()).items():
                 made[RESULTS / f"{stem}{suffix}.svg"] = drawn
     return made
 

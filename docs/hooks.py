@@ -2,7 +2,7 @@
 
 A page holds prose and directives, each an HTML comment on a line of its own:
 
-    <!-- table: z -->                      the rungs of a series, a row each
+    <!-- table: z -->                      the rungs of a series, a row each: its steps, then what stands beside them
     <!-- rungs: z -->                      each rung of a series: lesson, measured figures, what changed
     <!-- draw: swizzle:128B | caption -->  a picture, as `tensorladder draw` makes it
     <!-- picture: llm-h200 | caption -->   a picture kept beside the benchmark results
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from tensorladder.draw.what import draw
 from tensorladder.report import lesson
 from tensorladder.report.facts import Facts, RungFacts, gather
 from tensorladder.report.markup import slug
-from tensorladder.rungs.rung import catalog, find
+from tensorladder.rungs.rung import RungInfo, catalog, find
 
 DOCS = Path(__file__).parent
 RESULTS = DOCS.parent / "benchmarks" / "results"
@@ -80,12 +80,20 @@ def gathered() -> Facts:
 
 
 def table(series: str) -> str:
-    """The rungs of a series: what each adds, to which, for which architectures."""
-    lines = ["| rung | adds | parent | compiles for |", "|---|---|---|---|"]
-    for info in catalog():
-        if info.series == series:
-            parent = link(info.parent) if info.parent else ""
-            lines.append(f"| {link(info.name)} | {info.adds} | {parent} | {' '.join(info.archs)} |")
+    """The rungs of a series: what each adds, to which, for which architectures; asides in a table of their own."""
+    mine = [info for info in catalog() if info.series == series]
+    steps = _table("adds", "parent", ((info, info.adds) for info in mine if not info.aside))
+    beside = [(info, f"{info.adds}<br>pays {info.aside}") for info in mine if info.aside]
+    if not beside:
+        return steps
+    return f"{steps}\n\nAsides, which no step goes on from:\n\n{_table('adds, and pays', 'beside', beside)}"
+
+
+def _table(what: str, parent: str, rows: Iterable[tuple[RungInfo, str]]) -> str:
+    lines = [f"| rung | {what} | {parent} | compiles for |", "|---|---|---|---|"]
+    for info, words in rows:
+        place = link(info.parent) if info.parent else ""
+        lines.append(f"| {link(info.name)} | {words} | {place} | {' '.join(info.archs)} |")
     return "\n".join(lines)
 
 
@@ -105,6 +113,7 @@ def section(one: RungFacts) -> str:
     parts = info.sections()
     run = "\n".join(f"$ {line.strip()}" for line in parts.get("Run", "").splitlines() if line.strip())
     text = [f"## {info.name} {{#{info.name}}}", f"**Adds** {info.adds}."]
+    text += [f"**An aside**, no step of the ladder: pays {info.aside}."] if info.aside else []
     text += [_html(parts.get("", ""), info.name), _html(parts.get("Adds", ""), info.name)]
     for name in ("Warp roles", "Budget"):
         if parts.get(name):

@@ -22,6 +22,7 @@ from tensorladder.measure.request import parse_place, parse_shape
 from tensorladder.ops import bench as op_bench
 from tensorladder.ops import calls
 from tensorladder.ops.rivals import Quack
+from tensorladder.rungs.rung import asides
 from tensorladder.silicon.timing import Blocks
 
 COLUMNS = (
@@ -278,5 +279,5 @@ def _keep(
     stem = measure.file_stem(suite, host["gpu"])
     place = KEPT if folder is None else Path(folder)
     measure.keep(place / f"{stem}.jsonl", host, records)
-    for suffix, drawn in pictures(host, records).items():
+    for suffix, drawn in pictures(host, records, asides()).items():
         (place / f"{stem}{suffix}.svg").write_text(drawn, encoding="utf-8")

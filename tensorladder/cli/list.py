@@ -9,15 +9,19 @@ from tensorladder.rungs.rung import RungInfo
 
 
 def list_rungs(series: Series = None, as_json: Json = False) -> int:
-    """List the ladder: what each rung adds to the one below it."""
+    """List the ladder: what each rung adds to the one below it, and which are asides, that no step goes on from."""
     infos = parse_series(series)
     if as_json:
         for info in infos:
             output.emit(record(info))
     else:
-        rows = ((info.name, info.adds, info.parent, " ".join(info.archs), info.problem.name) for info in infos)
+        rows = ((info.name, _adds(info), info.parent, " ".join(info.archs), info.problem.name) for info in infos)
         output.console().print(output.table(("rung", "adds", "parent", "archs", "problem"), rows))
     return 0
+
+
+def _adds(info: RungInfo) -> str:
+    return f"{info.adds}\n{info.remark}" if info.aside else info.adds
 
 
 def record(info: RungInfo) -> dict[str, object]:
@@ -27,6 +31,7 @@ def record(info: RungInfo) -> dict[str, object]:
         "series": info.series,
         "parent": info.parent,
         "adds": info.adds,
+        "aside": info.aside,
         "archs": list(info.archs),
         "problem": info.problem.name,
         "dtypes": list(info.dtypes),

@@ -96,6 +96,7 @@ def _print_lesson(info: RungInfo) -> None:
     facts = (
         ("rung", info.name),
         ("parent", info.parent or "none: the bottom of its series"),
+        *((("aside", f"pays {info.aside}"),) if info.aside else ()),
         ("archs", " ".join(info.archs)),
         ("problem", f"{info.problem.name}: {info.problem.summary}; --shape {','.join(info.problem.axes)}"),
         ("default", f"--shape {','.join(map(str, info.default_shape))} --dtype {info.dtypes[0]}"),

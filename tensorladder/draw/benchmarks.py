@@ -8,7 +8,7 @@ Records are those of `tensorladder bench --json`, `machine` the first line of a 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -16,20 +16,28 @@ Record = Mapping[str, Any]
 
 INK, PALE, BASE = "#222", "#ccc", "#d95f02"
 COLOURS = ("#1b6ca8", "#5aa469", "#8e44ad", "#c0392b", "#b8860b", "#16a085", "#7f8c8d", "#2c3e50")
+GREY = COLOURS[6]
+ASIDE = "asides, beside the ladder: no step goes on from them"
 FONT = "font-family='sans-serif' font-size='12'"
 MOST_RATIO, TICKS = 2.5, (0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 2.5)
 ROW, LABEL, PLOT, RIGHT, TOP = 18, 240, 460, 130, 46
 
 
-def pictures(machine: Record, records: Sequence[Record]) -> dict[str, str]:
-    """The pictures that are kept beside a result file, by what follows its stem: "" and "-roofline" (of a GPU)."""
+def pictures(machine: Record, records: Sequence[Record], asides: Collection[str] = ()) -> dict[str, str]:
+    """The pictures that are kept beside a result file, by what follows its stem: "" and "-roofline" (of a GPU).
+
+    asides: the rungs that are no step of a ladder.
+    """
     op = any(str(row["rung"]).startswith("matmul") for row in records)
-    made = {"": ratios(machine, records) if op else ladder(machine, records)}
+    made = {"": ratios(machine, records) if op else ladder(machine, records, asides)}
     return made if machine.get("on") == "vgpu" else {**made, "-roofline": roofline(machine, records)}
 
 
-def ladder(machine: Record, records: Iterable[Record]) -> str:
-    """A bar a rung and shape, as long as its TFLOPS; a mark where the baseline beside it was; the ratio in figures."""
+def ladder(machine: Record, records: Iterable[Record], asides: Collection[str] = ()) -> str:
+    """A bar a rung and shape, as long as its TFLOPS; a mark where the baseline beside it was; the ratio in figures.
+
+    Of each shape the steps stand one below the other, by series, and under a heading of their own, in grey, `asides`.
+    """
     rows = _timed(records)
     shapes = list(dict.fromkeys(tuple(row["shape"]) for row in rows))
     most = max([max(row["tflops"], _baseline_tflops(row) or 0.0) for row in rows], default=1.0)
@@ -37,20 +45,41 @@ def ladder(machine: Record, records: Iterable[Record]) -> str:
     for shape in shapes:
         parts.append(_text(8, y + 12, "x".join(map(str, shape)), weight="bold"))
         y += ROW
-        for row in (row for row in rows if tuple(row["shape"]) == shape):
-            width, base = PLOT * row["tflops"] / most, _baseline_tflops(row)
-            parts.append(_text(LABEL - 6, y + 12, row["rung"], anchor="end"))
-            parts.append(f"<rect x='{LABEL}' y='{y + 2}' width='{width:.1f}' height='{ROW - 4}' fill='{COLOURS[0]}'/>")
-            ratio = f" ({row['ratio']:.2f})" if row["ratio"] else ""
-            parts.append(_text(LABEL + PLOT + 8, y + 12, f"{row['tflops']:.3g}{ratio}"))
-            if base:
-                x = LABEL + PLOT * base / most
-                parts.append(f"<path d='M{x:.1f} {y}V{y + ROW}' stroke='{BASE}' stroke-width='2'/>")
+        mine = sorted((row for row in rows if tuple(row["shape"]) == shape), key=_series)
+        beside = [row for row in mine if row["rung"] in asides]
+        for row in mine:
+            if row not in beside:
+                parts += _bar(row, y, most, COLOURS[0])
+                y += ROW
+        if beside:
+            parts.append(_text(8, y + 12, ASIDE))
+            y += ROW
+        for row in beside:
+            parts += _bar(row, y, most, GREY)
             y += ROW
         y += ROW // 2
     against = ", ".join(dict.fromkeys(row["baseline"] for row in rows if row["baseline"]))
     title = f"TFLOPS on {_name(machine)}; mark: {against} beside it (in brackets: its time over ours)"
     return _svg(LABEL + PLOT + RIGHT, y + 8, title, parts)
+
+
+def _series(row: Record) -> str:
+    return str(row["rung"]).partition("-")[0].rstrip("0123456789")
+
+
+def _bar(row: Record, y: float, most: float, colour: str) -> list[str]:
+    """A line of the ladder. most: the TFLOPS of the longest bar."""
+    width, base = PLOT * row["tflops"] / most, _baseline_tflops(row)
+    ratio = f" ({row['ratio']:.2f})" if row["ratio"] else ""
+    parts = [
+        _text(LABEL - 6, y + 12, row["rung"], anchor="end"),
+        f"<rect x='{LABEL}' y='{y + 2}' width='{width:.1f}' height='{ROW - 4}' fill='{colour}'/>",
+        _text(LABEL + PLOT + 8, y + 12, f"{row['tflops']:.3g}{ratio}"),
+    ]
+    if base:
+        x = LABEL + PLOT * base / most
+        parts.append(f"<path d='M{x:.1f} {y}V{y + ROW}' stroke='{BASE}' stroke-width='2'/>")
+    return parts
 
 
 def ratios(machine: Record, records: Iterable[Record]) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 
 from tensorladder.core.errors import UsageError
 from tensorladder.draw.benchmarks import pictures
+from tensorladder.rungs.rung import asides
 
 #: where a checkout keeps them, as `tensorladder bench` does
 KEPT = Path("benchmarks") / "results"
@@ -60,7 +61,7 @@ class Results:
         """SVG by what follows the stem in the name of a kept picture; the roofline where bytes are known."""
         if not self.timed:
             return {}
-        drawn = pictures(self.machine, self.timed)
+        drawn = pictures(self.machine, self.timed, asides())
         return {
             suffix: svg for suffix, svg in drawn.items() if suffix == "" or any(row.get("bytes") for row in self.timed)
         }

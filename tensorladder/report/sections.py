@@ -33,7 +33,7 @@ def ladder(facts: Facts) -> Markup:
             *(_row(facts, one, bool(best)) for one in group), class_="series")
         for series, group in _series(facts)
     ]  # fmt: skip
-    caption = tag("caption", "A row a rung, and what it adds to its parent")
+    caption = tag("caption", "A row a rung, and what it adds to its parent; no step goes on from an aside")
     inner = tag("table", caption, tag("thead", top), *bodies, class_="ladder")
     return tag("div", inner, class_="scrolls", tabindex="0", role="group", aria_label="table of the ladder")
 
@@ -45,7 +45,7 @@ def _series(facts: Facts) -> list[tuple[str, list[RungFacts]]]:
 def _row(facts: Facts, one: RungFacts, measured: bool) -> Markup:
     info = one.info
     cells = [
-        tag("td", lesson.spans(info.adds, facts.anchor, info.name)),
+        tag("td", lesson.spans(info.adds, facts.anchor, info.name), _remark(facts, one)),
         tag("td", _link(facts, info.parent)),
         tag("td", " ".join(info.archs)),
         tag("td", info.problem.name),
@@ -54,6 +54,11 @@ def _row(facts: Facts, one: RungFacts, measured: bool) -> Markup:
         cells.append(tag("td", _speed(one.best), class_="figure"))
     name = tag("th", tag("a", info.name, href=f"#{one.anchor}"), scope="row")
     return tag("tr", name, *cells, data_rung=one.anchor)
+
+
+def _remark(facts: Facts, one: RungFacts) -> str:
+    remark = one.info.remark
+    return tag("p", lesson.spans(remark, facts.anchor, one.info.name), class_="aside") if remark else ""
 
 
 def _link(facts: Facts, name: str | None) -> str:
@@ -103,6 +108,7 @@ def _facts(facts: Facts, one: RungFacts) -> Markup:
     info, problem = one.info, one.info.problem
     rows = {
         "parent": _link(facts, info.parent) or "none: the bottom of its series",
+        **({"aside": f"pays {info.aside}"} if info.aside else {}),
         "compiles for": " ".join(info.archs),
         "problem": f"{problem.name}: {problem.summary}",
         "default shape": f"{'x'.join(map(str, info.default_shape))} ({', '.join(problem.axes)})",

@@ -2,7 +2,7 @@
 
 A rung is one file below `rungs/`: a docstring (see `SECTIONS`), a frozen dataclass of knobs, a kernel, one
 `RUNG = Rung(...)` written with literals, and `compile(arch, shape, dtype, config) -> Program`. To add one, drop the
-file in and name a parent.
+file in, name a parent, and say with `aside` where it is no step.
 """
 
 from __future__ import annotations
@@ -44,6 +44,12 @@ class Rung:
     `problems`. dtypes: the first is the default. config: the dataclass of its knobs. shape: its default, where the
     problem's does not suit. deterministic: the same bits under every schedule; where False, `tolerance` replaces the
     problem's. probes: what its probe variant marks (the knob `probes`), as `core.probes.Plan.of` takes it.
+
+    aside: "" for a step of a ladder. A step computes what its parent does, is meant to be faster where ladders are
+    measured (a product: 4096 and 8192 cubed), and its parent is a step too; or a ladder begins with it, of another
+    series or problem than its parent's. All others are asides, which no step goes on from: rungs for other problems
+    than the ladder's, rungs that show something else than speed, rungs that gain at other extents alone. For which
+    problems an aside pays is said here, in a phrase that begins with "for" or "where".
     """
 
     name: str
@@ -56,6 +62,7 @@ class Rung:
     shape: tuple[int, ...] | None = None
     deterministic: bool = True
     tolerance: float | None = None
+    aside: str = ""
     probes: Any = field(default=None, hash=False, repr=False)
 
     def check(self, arch: str, shape: tuple[int, ...], dtype: str) -> tuple[tuple[int, ...], str]:
@@ -93,6 +100,15 @@ class RungInfo:
     @property
     def adds(self) -> str:
         return self.rung.adds
+
+    @property
+    def aside(self) -> str:
+        return self.rung.aside
+
+    @property
+    def remark(self) -> str:
+        """What is shown beside what it adds: that it is an aside, and for which problems it pays; "" for a step."""
+        return f"aside: pays {self.aside}" if self.aside else ""
 
     @property
     def archs(self) -> tuple[str, ...]:
@@ -171,6 +187,11 @@ def find(name: str) -> RungInfo:
     near = list(dict.fromkeys(difflib.get_close_matches(wanted, names, n=3, cutoff=0.4)))
     hint = f"did you mean {' or '.join(near)}?" if near else "`tensorladder list` shows them all"
     raise UsageError(f"no rung is called {name!r}: {hint}")
+
+
+def asides() -> frozenset[str]:
+    """The names of all rungs that are no step of a ladder."""
+    return frozenset(info.name for info in catalog() if info.aside)
 
 
 def load(info: RungInfo) -> ModuleType:

@@ -12,11 +12,11 @@ import pytest
 from tensorladder import __version__
 from tensorladder.cli import app
 from tensorladder.core.errors import KernelError, MissingExtra, Unsupported, UsageError
-from tensorladder.rungs.rung import catalog
+from tensorladder.rungs.rung import asides, catalog, find
 
 KEYS = {
     "doctor": {"name", "ok", "detail"},
-    "list": {"rung", "series", "parent", "adds", "archs", "problem"},
+    "list": {"rung", "series", "parent", "adds", "aside", "archs", "problem"},
 }
 
 
@@ -31,6 +31,15 @@ def test_json_is_one_object_a_line_with_the_keys_of_the_contract(ask, verb):
 def test_list_names_every_rung_once(ask):
     listed = [json.loads(line)["rung"] for line in ask("list", "--json").out.splitlines()]
     assert listed == [info.name for info in catalog()]
+
+
+def test_asides_are_shown_as_such(ask):
+    info = find("c4")
+    assert "\n" + " " * 21 + info.remark[:60] in ask("list", "--series", "c").out
+    shown, plain = (ask("show", name).out.split("\n\n")[0] for name in ("c4", "c3"))
+    assert f"aside    pays {info.aside}" in shown and "aside" not in plain
+    listed = {one["rung"]: one["aside"] for one in map(json.loads, ask("list", "--json").out.splitlines())}
+    assert {name for name, aside in listed.items() if aside} == asides() and listed[info.name] == info.aside
 
 
 def test_list_can_be_narrowed_to_series(ask):

@@ -1,6 +1,6 @@
 """The README says what is so: its table of rungs is the catalogue's, and the verbs and options it names exist.
 
-Run as a script, this prints the table.
+Run as a script, this puts the table into the README.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ def rung_table() -> str:
     """The catalogue as the README's table."""
     rows = ["| rung | adds | parent | first architecture | problem |", "|---|---|---|---|---|"]
     for info in catalog():
-        rows.append(
-            f"| `{info.name}` | {info.adds} | {info.parent or ''} | {info.archs[0]} | {info.problem.summary} |"
-        )
+        adds = f"{info.adds}<br>*{info.remark}*" if info.aside else info.adds
+        rows.append(f"| `{info.name}` | {adds} | {info.parent or ''} | {info.archs[0]} | {info.problem.summary} |")
     return "\n".join(rows)
 
 
@@ -33,7 +32,7 @@ def between(text: str, name: str) -> str:
 
 def test_the_table_is_the_catalogue():
     assert between(README.read_text(encoding="utf-8"), "rungs") == rung_table(), (
-        "the ladder changed: put what `python tests/cli/test_readme.py` prints between the marks in README.md"
+        "the ladder changed: `python tests/cli/test_readme.py` brings the table in README.md up to date"
     )
 
 
@@ -75,4 +74,5 @@ def test_the_python_in_the_readme_runs(tmp_path, monkeypatch):
 
 
 if __name__ == "__main__":
-    print(rung_table())
+    now = README.read_text(encoding="utf-8")
+    README.write_text(now.replace(between(now, "rungs"), rung_table()), encoding="utf-8")

@@ -7,14 +7,16 @@ import dataclasses
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tensorladder import problems, rungs
 from tensorladder.core.arch import ARCHS
 from tensorladder.core.errors import UsageError
-from tensorladder.rungs.rung import SECTIONS, catalog, find, lacking, load
+from tensorladder.rungs.rung import SECTIONS, asides, catalog, find, lacking, load
 
+COURSE = Path(__file__).parents[2] / "docs" / "course"
 INFOS = [pytest.param(info, id=info.name) for info in catalog()]
 LADDER = [
     "a0-vector-add",
@@ -87,6 +89,27 @@ def test_parent_exists_and_comes_before(info):
         assert info.step.endswith("0")
     else:
         assert names.index(info.parent) < names.index(info.name)
+
+
+@pytest.mark.parametrize("info", INFOS)
+def test_a_step_goes_on_from_a_step(info):
+    """Where it computes what its parent does: it is compared with it then. Else a ladder begins, from wherever."""
+    if info.aside:
+        assert re.fullmatch(r"(for|where) .+[^.]", info.aside) and len(info.remark) < 120
+    elif info.parent and find(info.parent).rung.problem == info.rung.problem:
+        assert not find(info.parent).aside, f"{info.name} is a step from the aside {info.parent}"
+
+
+def test_the_steps_of_each_series_are_those_of_the_course():
+    """Its pages name them in lines of steps, each the parent of the next; all steps are there, and nothing else."""
+    named = set()
+    for page in COURSE.glob("*.md"):
+        for line in re.findall(r"^\*\*Steps:\*\* (.+?)$\n\n", page.read_text(encoding="utf-8"), re.M | re.S):
+            names = re.findall(r"`([\w-]+)`", line)
+            assert "".join(line.split()) == "→".join(f"`{name}`" for name in names), page
+            assert [find(name).parent for name in names[1:]] == names[:-1], page
+            named.update(names)
+    assert named <= {info.name for info in catalog()} - asides()
 
 
 @pytest.mark.parametrize("info", INFOS)

@@ -67,6 +67,7 @@ RUNG = Rung(
     name="b10-implicit-gemm",
     parent="b2-warp-mma",
     adds="convolution: im2col addresses worked out tile by tile, borders as zero-size cp.async, any channels",
+    aside="for convolutions",
     archs=("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"),
     problem="convolution",
     dtypes=("fp16", "bf16"),

@@ -55,6 +55,7 @@ RUNG = Rung(
     name="b6-colwise-scaling",
     parent="b2-warp-mma",
     adds="an epilogue fused through the accumulator's TV layout: C = (A B^T) * R[n], rounded once",
+    aside="for products with a factor a column, which a kernel of its own would read and write C for",
     archs=("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"),
     problem="gemm_colwise_scale",
     dtypes=("fp16", "bf16"),

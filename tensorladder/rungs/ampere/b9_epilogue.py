@@ -66,6 +66,7 @@ RUNG = Rung(
     name="b9-epilogue",
     parent="b6-colwise-scaling",
     adds="alpha, beta R, bias, activation, gates and scales on rows staged in shared memory; either major; any extents",
+    aside="for products with all that stands around them: what `matmul` runs on sm_80 and sm_120",
     archs=("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120", "sm_120a"),
     problem="gemm_epilogue",
     dtypes=("fp16", "bf16"),

@@ -7,9 +7,8 @@ Adds:
     way there:
     - In global memory factors lie in blocks of 128 rows x 4, 512 bytes, as the hardware reads them. TMA brings those of
       a K tile along with A and B; the same full barrier counts their bytes.
-    - tcgen05.cp.32x128b.warpx4 copies them from shared to tensor memory, 32 lanes replicated to 128. The thread that
-      issues the MMAs issues it before them: cp and mma run in order, so no wait comes between, and the same commit
-      frees the stage.
+    - tcgen05.cp.32x128b.warpx4 copies them from shared to tensor memory, 32 lanes replicated to 128. The MMAs' thread
+      issues it before them: cp and mma run in order, so no wait comes between, and the same commit frees the stage.
     - mma, then cp is no order that the ISA gives. So each stage of the ring has its own columns of tensor memory: a cp
       writes them again only after the commit of the MMAs that have read them.
     - A pair splits C's rows, not its columns: a CTA loads the factors of its half of A, and all factors of B.
@@ -82,6 +81,7 @@ RUNG = Rung(
     name="d4-block-scaled",
     parent="d4-persistent",
     adds="mxfp8 and nvfp4: scale factors by TMA and tcgen05.cp to tensor memory, applied by block-scaled MMAs",
+    aside="for mxfp8 and nvfp4, whose blocks of elements have factors",
     archs=("sm_100a",),
     problem="gemm_block_scaled",
     dtypes=("mxfp8", "nvfp4"),

@@ -82,6 +82,7 @@ RUNG = Rung(
     name="d5-epilogue",
     parent="d4-persistent",
     adds="alpha, beta R, bias, activation, gates, scales beside the next tile's MMAs; either major; symbolic extents",
+    aside="for products with all that stands around them: what `matmul` runs on sm_100a",
     archs=("sm_100a",),
     problem="gemm_epilogue",
     dtypes=("fp16", "bf16"),

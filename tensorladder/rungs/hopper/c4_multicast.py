@@ -79,6 +79,7 @@ RUNG = Rung(
     name="c4-multicast",
     parent="c3-persistent",
     adds="clusters of CTAs that share tiles of A or B by TMA multicast; empty barriers count the peers' consumers too",
+    aside="where rows of A and B do not begin at lines of L2 (a pitch that is no multiple of 128 bytes)",
     archs=("sm_90a",),
     problem="gemm",
     dtypes=("fp16", "bf16", "e4m3"),

@@ -58,6 +58,7 @@ RUNG = Rung(
     name="a0-cluster-reduce",
     parent="a0-vector-add",
     adds="sums over lanes, warps and the CTAs of a cluster: shuffles, shared memory, remote atomics and stores",
+    aside="for sums along rows, few of them and long",
     archs=("sm_90a", "sm_100a", "sm_120a"),
     problem="row_sum",
     dtypes=("fp32", "int32", "fp16", "bf16"),

@@ -50,6 +50,7 @@ RUNG = Rung(
     name="a1-cluster-launch-control",
     parent="a1-naive-persistent",
     adds="dynamic persistence: a running CTA cancels one not yet launched and does its tile",
+    aside="where tiles take unequal time or other kernels hold some of the SMs, on Blackwell",
     archs=("sm_100a", "sm_120a"),
     problem="gemm",
     dtypes=("fp32", "fp16", "bf16"),

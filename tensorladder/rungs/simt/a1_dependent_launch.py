@@ -56,6 +56,7 @@ RUNG = Rung(
     name="a1-dependent-launch",
     parent="a1-naive-cuda-like",
     adds="two kernels joined by programmatic dependent launch: the second starts under the end of the first",
+    aside="for kernels one behind the other, the start of each hidden under the end of the one before",
     archs=("sm_90a", "sm_100a", "sm_120a"),
     problem="gemm_colwise_scale",
     dtypes=("fp32",),

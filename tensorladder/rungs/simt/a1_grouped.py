@@ -53,6 +53,7 @@ RUNG = Rung(
     name="a1-grouped",
     parent="a1-naive-persistent",
     adds="a group tile scheduler: products of different M, N, K as one sequence of tiles, sizes read from a table",
+    aside="for products of different extents in one launch",
     archs=("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"),
     problem="grouped_gemm",
     dtypes=("fp32", "fp16", "bf16"),

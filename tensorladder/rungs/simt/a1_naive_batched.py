@@ -47,6 +47,7 @@ RUNG = Rung(
     name="a1-naive-batched",
     parent="a1-naive-cute",
     adds="a batch as the grid's z, and symbolic extents: one compilation for all shapes",
+    aside="for batches, and where one compilation has to serve all shapes",
     archs=("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"),
     problem="gemm_batched",
     dtypes=("fp32", "fp16", "bf16"),

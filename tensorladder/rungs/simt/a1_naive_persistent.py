@@ -51,6 +51,7 @@ RUNG = Rung(
     name="a1-naive-persistent",
     parent="a1-naive-cute",
     adds="a persistent grid: each CTA strides over the tiles of C",
+    aside="where a scheduler is to say which tile comes next",
     archs=("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"),
     problem="gemm",
     dtypes=("fp32", "fp16", "bf16"),

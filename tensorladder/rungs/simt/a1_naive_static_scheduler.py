@@ -52,6 +52,7 @@ RUNG = Rung(
     name="a1-naive-static-scheduler",
     parent="a1-naive-persistent",
     adds="tiles from CUTLASS's StaticPersistentTileScheduler",
+    aside="for kernels that take their tiles from CUTLASS's schedulers",
     archs=("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"),
     problem="gemm",
     dtypes=("fp32", "fp16", "bf16"),

@@ -47,6 +47,7 @@ RUNG = Rung(
     name="a1-naive-tvm-ffi",
     parent="a1-naive-batched",
     adds="a TVM-FFI host part that checks plain arrays; M symbolic, N and K static",
+    aside="for callers that have plain arrays and TVM-FFI",
     archs=("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"),
     problem="gemm",
     dtypes=("fp32", "fp16", "bf16"),
