@@ -34,6 +34,7 @@ Written by `python -m benchmarks.tables` from the files here, each of them kept 
 """
 HOST = " (h)"  # a time in which the GPU waited for the host
 OUTLIER = 3.0  # a ratio that says more about the baseline than about us
+ALONE = "In brackets: each timed alone, at the clocks that it settles at (`--alone`)."
 LEAST = 100.0  # TFLOPS from which a rung is in the short table
 
 
@@ -65,7 +66,9 @@ def ladder(stem: str, host: Record, records: Sequence[Record], published: Sequen
     shown = [rung for rung, by_side in by_rung.items() if max(r["tflops"] for r in by_side.values()) >= LEAST]
     yield f"The ladder, fp16 ({_machine(host)}; [picture]({stem}.svg), [all rungs]({stem}.jsonl)):"
     yield ""
-    heads = [f"{side}: TFLOPS | over cuBLAS | tensor pipe | published" for side in SIDES]
+    both = any(record.get("alone_ratio") for rung in shown for record in by_rung[rung].values())
+    over = "over cuBLAS (alone)" if both else "over cuBLAS"
+    heads = [f"{side}: TFLOPS | {over} | tensor pipe | published" for side in SIDES]
     yield f"| rung | {' | '.join(heads)} |"
     yield "|---" * (1 + 4 * len(SIDES)) + "|"
     beside = asides()
@@ -76,7 +79,7 @@ def ladder(stem: str, host: Record, records: Sequence[Record], published: Sequen
     absent = ", ".join(host.get("not_measured", []))
     yield "Published: the kernel of the same step in learn-cutedsl, in turns with ours in a run of its own." + (
         f" Not measured: {absent}, whose code this GPU does not run." if absent else ""
-    )
+    ) + (f" {ALONE}" if both else "")
 
 
 def _rung_cells(record: Record | None, published: Record | None) -> list[str]:
@@ -86,7 +89,15 @@ def _rung_cells(record: Record | None, published: Record | None) -> list[str]:
     if record is None:
         return ["", "", "", theirs]
     share = f"{record['tensor_pipe']:.0f} %" if "tensor_pipe" in record else ""
-    return [f"{record['tflops']:.0f}", f"{record['ratio']:.2f}" if record["ratio"] else "", share, theirs]
+    return [f"{record['tflops']:.0f}", _both(record, ".2f"), share, theirs]
+
+
+def _both(record: Record, digits: str) -> str:
+    """A ratio as measured in turns, and in brackets, where there is one, that of each alone."""
+    if not record["ratio"]:
+        return ""
+    by_itself = f" ({record['alone_ratio']:{digits}})" if record.get("alone_ratio") else ""
+    return f"{record['ratio']:{digits}}{by_itself}"
 
 
 def _machine(host: Record) -> str:
@@ -102,8 +113,11 @@ def means(kept: Kept) -> Iterator[str]:
     """A line a call of the op, suite and baseline: geometric mean of the ratios, extremes, losses."""
     yield "Ratios of the baseline's time to ours, above 1 where ours is faster:"
     yield ""
-    yield "| suite | call | against | shapes | geometric mean | worst | best | slower |"
-    yield "|---|---|---|---|---|---|---|---|"
+    records = [record for name in OP for _, found in of(kept, name).values() for record in found]
+    both = any(record.get("alone_ratio") for record in records)
+    last = " each alone |" if both else ""
+    yield f"| suite | call | against | shapes | geometric mean | worst | best | slower |{last}"
+    yield "|---" * (9 if both else 8) + "|"
     odd = []
     for name in OP:
         for stem, (_, records) in of(kept, name).items():
@@ -111,14 +125,25 @@ def means(kept: Kept) -> Iterator[str]:
                 yield (
                     f"| [{name}]({stem}.svg) | {mean['rung']} | {mean['baseline']} | {mean['shapes']} | "
                     f"**{mean['geometric_mean']:.3f}** | {mean['worst']:.2f} | {mean['best']:.2f} | {mean['losses']} |"
+                    f"{_mean_alone(mean) if both else ''}"
                 )
                 if mean["best"] > OUTLIER:
                     without = (mean["geometric_mean"] ** mean["shapes"] / mean["best"]) ** (1 / (mean["shapes"] - 1))
                     words = f"without its slowest shape ({mean['best']:.2f}): {without:.3f}"
                     odd.append(f"Suite {name} against {mean['baseline']} {words}.")
+    if both:
+        odd.append("Each alone: timed by itself, at the clocks that it settles at (`--alone`); of so many shapes.")
     if odd:
         yield ""
         yield " ".join(odd)
+
+
+def _mean_alone(mean: Record) -> str:
+    """The cell for what each takes alone, with the number of shapes where that is not all of them."""
+    if "alone_geometric_mean" not in mean:
+        return "  |"
+    part = f" of {mean['alone_shapes']}" if mean["alone_shapes"] < mean["shapes"] else ""
+    return f" {mean['alone_geometric_mean']:.3f}{part} |"
 
 
 def shapes(suite: str, host: Record, records: Sequence[Record]) -> Iterator[str]:
@@ -133,7 +158,8 @@ def shapes(suite: str, host: Record, records: Sequence[Record]) -> Iterator[str]
     part = f" {there} of its {asked} shapes: the GPU's time was up." if there < asked else ""
     yield f"{suites.SUITES[suite].summary[0].upper()}{suites.SUITES[suite].summary[1:]}. {_machine(host)}.{part}"
     yield ""
-    over = " | ".join(f"over {name}" for name in baselines)
+    both = any(record.get("alone_ratio") for record in records)
+    over = " | ".join(f"over {name}{' (alone)' if both else ''}" for name in baselines)
     yield f"| call | M, N, K | what it is | kernel | us | host us | TFLOPS | {over} |"
     yield "|---" * (7 + len(baselines)) + "|"
     for (rung, shape), found in rows.items():
@@ -151,12 +177,15 @@ def shapes(suite: str, host: Record, records: Sequence[Record]) -> Iterator[str]
     if any(record.get("host_bound") or record.get("baseline_host_bound") for record in records):
         yield ""
         yield f"{HOST.strip()}: the GPU waited for the host in some rounds."
+    if both:
+        yield ""
+        yield ALONE
 
 
 def _ratio(record: Record | None) -> str:
     if record is None or not record["ratio"]:
         return ""
-    return f"{record['ratio']:.3f}{HOST if record.get('baseline_host_bound') else ''}"
+    return f"{_both(record, '.3f')}{HOST if record.get('baseline_host_bound') else ''}"
 
 
 # ------------------------------------------------------------------------------------------------------------ writing
@@ -174,17 +203,21 @@ def summary(kept: Kept) -> str:
 
 
 def steps(kept: Kept) -> Iterator[str]:
-    """How many times as fast as its parent each rung is, in a sentence a GPU."""
+    """How many times as fast as its parent each rung is, in a table a GPU."""
     for host, records in of(kept, "steps").values():
         sizes = [_size(one) for one in records]
         usual = [size for size in dict.fromkeys(sizes) if sizes.count(size) == sizes.count(sizes[0])]
-        by_rung: dict[str, list[str]] = {}
+        by_rung: dict[str, dict[str, str]] = {}
         for size, one in zip(sizes, records):
-            where = "" if size in usual else f" at {size}"
-            by_rung.setdefault(f"{one['rung']} over {one['baseline']}", []).append(f"{one['ratio']:.3f}{where}")
-        told = "; ".join(f"{name} {', '.join(ratios)}" for name, ratios in by_rung.items())
-        sides = " and ".join(usual)
-        yield f"Times as fast as its parent, the two in turns, at {sides} ({host['gpu']}, `benchmarks.steps`): {told}."
+            by_rung.setdefault(f"{one['rung']} | {one['baseline']}", {})[size] = _both(one, ".3f")
+        both = " (each alone)" if any("alone_ratio" in one for one in records) else ""
+        yield f"Times as fast as its parent, the two in turns{both} ({host['gpu']}, `benchmarks.steps`):"
+        yield ""
+        yield f"| rung | parent | {' | '.join(usual)} | elsewhere |"
+        yield "|---" * (3 + len(usual)) + "|"
+        for pair, ratios in by_rung.items():
+            elsewhere = ", ".join(f"{size}: {ratio}" for size, ratio in ratios.items() if size not in usual)
+            yield f"| {pair} | {' | '.join(ratios.get(size, '') for size in usual)} | {elsewhere} |"
 
 
 def _size(record: Record) -> str:

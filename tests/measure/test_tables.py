@@ -44,6 +44,17 @@ def test_a_call_has_its_means_and_every_shape_with_the_losses():
     assert "](benchmarks/results/llm-h200.svg)" in tables.linked(shown)
 
 
+def test_what_each_takes_alone_is_shown_where_the_results_have_it():
+    rows = [{**LLM[0], "alone_ratio": 1.1}, LLM[1], row((64, 14336, 4096), "cublas", 1.4), *LLM[2:]]
+    kept = {"llm-h200": (HOST, rows)}
+    shown, told = tables.summary(kept), tables.details(kept)
+    assert "| 1.40 | 0 | 1.100 of 1 |" in shown and "| slower | each alone |" in shown
+    assert "| over cublas (alone) | over quack (alone) |" in told and "| 1.200 (1.100) | 0.900 (h) |" in told
+    ladder = [{**rows[0], "rung": "c5", "shape": [4096] * 3, "dtype": "fp16"}]
+    shown = tables.summary({"ladder-h200": ({**HOST, "suite": "ladder"}, ladder)})
+    assert "| over cuBLAS (alone) |" in shown and "| c5 | 700 | 1.20 (1.10) |" in shown and tables.ALONE in shown
+
+
 def test_the_ladder_has_the_published_kernels_and_the_tensor_pipe_beside_it():
     def at(rung, side, **more):
         return {**row((side, side, side), "cublas", 1.04, **more), "rung": rung, "dtype": "fp16"}
@@ -68,8 +79,10 @@ def test_how_much_faster_than_its_parent_a_rung_is():
     rows = [row("c2", "c1", 4096, 1.012), row("c4", "c3", 4096, 1.0), row("c2", "c1", 8192, 1.0204)]
     rows += [row("c4", "c3", 8192, 0.999), row("c4", "c3", 5000, 1.2), row("c4", "c3", 8192, 1.01, "e4m3")]
     shown = tables.summary({"steps-h200": ({**HOST, "suite": "steps"}, rows)})
-    assert "at 4096 and 8192" in shown and "c2 over c1 1.012, 1.020;" in shown
-    assert "c4 over c3 1.000, 0.999, 1.200 at 5000, 1.010 at 8192 in e4m3." in shown
+    assert "| rung | parent | 4096 | 8192 | elsewhere |" in shown and "| c2 | c1 | 1.012 | 1.020 |  |" in shown
+    assert "| c4 | c3 | 1.000 | 0.999 | 5000: 1.200, 8192 in e4m3: 1.010 |" in shown and "alone" not in shown
+    shown = tables.summary({"steps-h200": ({**HOST, "suite": "steps"}, [{**one, "alone_ratio": 0.98} for one in rows])})
+    assert "in turns (each alone)" in shown and "| c2 | c1 | 1.012 (0.980) | 1.020 (0.980) |  |" in shown
 
 
 def test_what_the_sanitizer_found_is_a_sentence():
