@@ -114,14 +114,16 @@ def line(record: bench.Record) -> str:
 
 
 def not_faster(records: Sequence[bench.Record]) -> Iterator[str]:
-    """A line a rung that is no faster than its parent in turns at some sizes."""
+    """A line a rung that is no faster than its parent in turns at some sizes; of an aside, where it pays."""
     slow: dict[tuple[str, str], list[str]] = {}
     for one in records:
         if one["ratio"] <= 1:
             where = f"{'x'.join(map(str, one['shape']))} {one['dtype']} ({one['ratio']:.3f})"
             slow.setdefault((one["rung"], one["baseline"]), []).append(where)
     for (rung, parent), places in slow.items():
-        yield f"not faster than {parent} in turns: {rung} at {', '.join(places)}"
+        remark = rungs.find(rung).remark
+        why = f"; {remark}" if remark else ""
+        yield f"not faster than {parent} in turns: {rung} at {', '.join(places)}{why}"
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -204,12 +204,14 @@ def summary(kept: Kept) -> str:
 
 def steps(kept: Kept) -> Iterator[str]:
     """How many times as fast as its parent each rung is, in a table a GPU."""
+    beside = asides()
     for host, records in of(kept, "steps").values():
         sizes = [_size(one) for one in records]
         usual = [size for size in dict.fromkeys(sizes) if sizes.count(size) == sizes.count(sizes[0])]
         by_rung: dict[str, dict[str, str]] = {}
         for size, one in zip(sizes, records):
-            by_rung.setdefault(f"{one['rung']} | {one['baseline']}", {})[size] = _both(one, ".3f")
+            rung = f"{one['rung']}{' (aside)' if one['rung'] in beside else ''}"
+            by_rung.setdefault(f"{rung} | {one['baseline']}", {})[size] = _both(one, ".3f")
         both = " (each alone)" if any("alone_ratio" in one for one in records) else ""
         yield f"Times as fast as its parent, the two in turns{both} ({host['gpu']}, `benchmarks.steps`):"
         yield ""

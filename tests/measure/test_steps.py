@@ -84,6 +84,8 @@ def test_every_pair_is_timed_in_turns_and_alone_and_who_is_not_faster_is_told(on
     assert last == "not faster than b5-tma in turns: b7-warp-specialized at 64x64x64 fp16 (0.800)"
     host, (b5, b7) = bench.read(on_a_gpu.kept)
     assert host["alone"]["rounds"] == 2 and (b5["ratio"], b5["alone_ratio"]) == (1.5, 1.5)
+    slow = {"rung": "c4-multicast", "baseline": "c3-persistent", "shape": [64] * 3, "dtype": "fp16", "ratio": 0.99}
+    assert next(steps.not_faster([slow])).endswith("64x64x64 fp16 (0.990); aside: pays " + steps.rungs.find("c4").aside)
     assert b7["alone_us"] == 250.0 and b7["baseline_alone_us"] == 200.0 and b7["alone_ratio"] == 0.8
 
 
