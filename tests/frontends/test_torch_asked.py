@@ -31,6 +31,8 @@ assert not torch.from_dlpack(torch.ones(2)).is_cuda
 if hasattr(torch, "accelerator"):
     assert torch.accelerator.is_available() and torch.accelerator.device_count() == 1
     torch.accelerator.synchronize()
+    torch.accelerator.set_device_index("cuda:0")
+    assert torch.accelerator.current_device_index() == 0
     assert torch.accelerator.current_stream() == torch.cuda.current_stream()
 with torch.cuda.device_of(x), torch.cuda.stream(torch.cuda.Stream()) as _:
     assert torch._C._cuda_getCurrentRawStream(0) == torch.cuda.current_stream().cuda_stream != 0
@@ -39,9 +41,12 @@ torch.cuda.profiler.start(), torch.cuda.profiler.stop(), torch.cuda.cudart().cud
 assert torch.cuda.get_device_properties(0).clock_rate > 0
 assert torch.cuda.get_device_name("cuda") == torch.cuda.get_device_name(0)
 
+accelerator = [lambda: torch.accelerator.set_device_index(1)] if hasattr(torch, "accelerator") else []
 for asked in (
     lambda: torch.ones(2, device="cuda:1"), lambda: torch.ones(2).cuda(1), lambda: torch.ones(2).to("cuda:3"),
     lambda: torch.cuda.set_device(1), lambda: torch.cuda.get_device_name(2), lambda: torch.cuda.device(1),
+    lambda: torch._C._cuda_setDevice(1), lambda: torch.cuda.synchronize(1), lambda: torch.cuda.current_stream("cuda:1"),
+    lambda: torch.cuda.memory_allocated(1), *accelerator,
 ):
     try:
         asked()

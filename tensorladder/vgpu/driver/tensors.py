@@ -145,20 +145,25 @@ def is_device_memory(session: Session, thing: Any) -> bool:
 
 
 def claims_cuda(device: Any) -> bool:
-    """Whether a device argument means the GPU: "cuda", "cuda:0", torch.device, or an index. There is one: torch's own
-    RuntimeError for another."""
-    if isinstance(device, bool) or device is None:
-        return False
+    """Whether a device argument means the GPU: "cuda", "cuda:0", torch.device, or an index; RuntimeError as of
+    `require_device`."""
+    require_device(device)
+    return _index(device) is not None
+
+
+def require_device(device: Any) -> None:
+    """Torch's own RuntimeError where a device argument means a GPU other than cuda:0, the only one."""
+    index = _index(device)
+    if index not in (None, -1, 0):  # -1: the current one
+        raise RuntimeError(f"CUDA error: invalid device ordinal: {index}, and cuda:0 is the only device")
+
+
+def _index(device: Any) -> int | None:
+    """Which GPU a device argument means; None where it means none."""
     if isinstance(device, str | torch.device):
         device = torch.device(device)
-        if device.type != "cuda":
-            return False
-        device = device.index or 0
-    if not isinstance(device, int):
-        return False
-    if device not in (-1, 0):  # -1: the current one
-        raise RuntimeError(f"CUDA error: invalid device ordinal: {device}, and cuda:0 is the only device")
-    return True
+        return (device.index or 0) if device.type == "cuda" else None
+    return device if isinstance(device, int) and not isinstance(device, bool) else None
 
 
 class OnHost(TorchFunctionMode):
@@ -337,7 +342,7 @@ class OnHost(TorchFunctionMode):
         self._session.track(plain(tensor).untyped_storage(), replace(_memory_of(plain(tensor)), home=home))
 
     def _cuda(self, tensor: torch.Tensor, device: Any = None, *_: Any, **__: Any) -> torch.Tensor:
-        claims_cuda(device)
+        require_device(device)
         return tensor if isinstance(tensor, CudaTensor) else _as_cuda(tensor.clone())
 
     def _pin(self, tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:

@@ -11,7 +11,7 @@ import torch
 
 from .session import DEVICE_MEMORY, Session
 from .streams import LEGACY
-from .tensors import OnHost, is_device_memory
+from .tensors import OnHost, is_device_memory, require_device
 
 Point = tuple[Any, str, Any]
 """An object, the name of its attribute, what stands there in a script."""
@@ -75,11 +75,15 @@ def points(session: Session, mode: OnHost) -> list[Point]:
         "set_rng_state_all": lambda states: generator.set_state(states[0]),
     }
     raw = {
-        "_cuda_getCurrentRawStream": lambda _device=0: session.streams.current,
+        "_cuda_getCurrentRawStream": of_device(lambda: session.streams.current),
         "_cuda_getDevice": lambda: 0,
-        "_cuda_setDevice": quiet(),
-        "_cuda_exchangeDevice": lambda _device: 0,
-        "_cuda_maybeExchangeDevice": lambda _device: 0,
+        "_cuda_setDevice": of_device(lambda: None),
+        "_cuda_exchangeDevice": of_device(lambda: 0),
+        "_cuda_maybeExchangeDevice": of_device(lambda: 0),
+        "_accelerator_getDeviceIndex": lambda: 0,
+        "_accelerator_setDeviceIndex": of_device(lambda: None),
+        "_accelerator_exchangeDevice": of_device(lambda: 0),
+        "_accelerator_maybeExchangeDevice": of_device(lambda: 0),
     }
     return [
         *((torch.cuda, name, answer) for name, answer in cuda.items()),
@@ -95,6 +99,16 @@ def quiet() -> Callable[..., None]:
     return lambda *_, **__: None
 
 
+def of_device(answer: Callable[[], Any]) -> Callable[..., Any]:
+    """A function of a device, of which there is one."""
+
+    def of(device: Any = None) -> Any:
+        require_device(device)
+        return answer()
+
+    return of
+
+
 def _refuse(session: Session, what: str) -> Callable[..., Any]:
     return lambda *_, **__: session.refuse(what)
 
@@ -107,12 +121,8 @@ def _accelerator(session: Session) -> list[Point]:
         "is_available": lambda: True,
         "device_count": lambda: 1,
         "current_accelerator": lambda *_, **__: torch.device("cuda"),
-        "current_device_index": lambda: 0,
-        "current_device_idx": lambda: 0,
-        "set_device_index": quiet(),
-        "set_device_idx": quiet(),
-        "synchronize": lambda *_: streams.synchronize(),
-        "current_stream": lambda *_: torch.cuda.current_stream(),
+        "synchronize": of_device(streams.synchronize),
+        "current_stream": of_device(lambda: torch.cuda.current_stream()),
         "set_stream": lambda stream: streams.use(getattr(stream, "cuda_stream", LEGACY)),
     }
     return [(owner, name, answer) for name, answer in answers.items() if hasattr(owner, name)]

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map
 from ...core.devicefacts import device_attribute
 from . import reentry, torch_asked
 from .session import DEVICE_MEMORY, TIMES_NOTE, Graph, Session
-from .tensors import CudaTensor, OnHost, claims_cuda
+from .tensors import CudaTensor, OnHost, claims_cuda, require_device
 from .torch_accesses import Accesses
 
 
@@ -243,18 +243,8 @@ class VirtualDevice(contextlib.nullcontext[None]):
     """torch.cuda.device(index) as a context: there is one device."""
 
     def __init__(self, device: Any = None):
-        claims_cuda(device)
+        require_device(device)
         super().__init__()
-
-
-def _of_device(answer: Callable[[], Any]) -> Callable[..., Any]:
-    """A function of a device, of which there is one."""
-
-    def of(device: Any = None) -> Any:
-        claims_cuda(device)
-        return answer()
-
-    return of
 
 
 def _answers(session: Session) -> dict[str, Any]:
@@ -270,27 +260,27 @@ def _answers(session: Session) -> dict[str, Any]:
     seeds = {"manual_seed": seed, "manual_seed_all": seed, "seed": torch.default_generator.seed}
     return {
         **{name: torch_asked.quiet() for name in quiet},
-        **{name: (lambda *_, **__: 0) for name in sizes},
+        **{name: torch_asked.of_device(lambda: 0) for name in sizes},
         **seeds,
         "is_available": lambda: True,
         "is_initialized": lambda: True,
         "is_bf16_supported": lambda *_, **__: session.arch.compute_capability >= (8, 0),
         "device_count": lambda: 1,
         "current_device": lambda: 0,
-        "synchronize": lambda *_: streams.synchronize(),
-        "current_stream": lambda *_: kind(stream_id=streams.current),
-        "default_stream": lambda *_: default,
+        "synchronize": torch_asked.of_device(streams.synchronize),
+        "current_stream": torch_asked.of_device(lambda: kind(stream_id=streams.current)),
+        "default_stream": torch_asked.of_device(lambda: default),
         "set_stream": lambda stream: streams.use(stream.cuda_stream),
         "Stream": kind,
         "ExternalStream": external,
         "Event": _event(session),
         "stream": lambda stream: contextlib.nullcontext() if stream is None else streams.using(stream.cuda_stream),
         "device": VirtualDevice,
-        "set_device": _of_device(lambda: None),
-        "get_device_name": _of_device(lambda: _name(session)),
-        "get_device_capability": _of_device(lambda: session.arch.compute_capability),
-        "get_device_properties": _of_device(lambda: _properties(session)),
-        "mem_get_info": lambda *_: (DEVICE_MEMORY, DEVICE_MEMORY),
+        "set_device": torch_asked.of_device(lambda: None),
+        "get_device_name": torch_asked.of_device(lambda: _name(session)),
+        "get_device_capability": torch_asked.of_device(lambda: session.arch.compute_capability),
+        "get_device_properties": torch_asked.of_device(lambda: _properties(session)),
+        "mem_get_info": torch_asked.of_device(lambda: (DEVICE_MEMORY, DEVICE_MEMORY)),
         "CUDAGraph": graphs[0],
         "graph": graphs[1],
         "is_current_stream_capturing": lambda: session.capturing,
