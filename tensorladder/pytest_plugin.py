@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -156,6 +157,8 @@ class _Plugin:
         self.accepted = self.launched = 0
         self.checker: Any = None
         self.files: Any = None
+        self.unchecked: Any = None  # of this process, since the last report
+        self.unseen = 0
         try:
             self.stops = _Stops(stops)
             self.session = self._attach(arch, policy, timeout, check)
@@ -168,11 +171,12 @@ class _Plugin:
         from tensorladder.measure.hazard_files import HazardFiles
         from tensorladder.measure.hazards import new_checker
         from tensorladder.measure.request import parse_policy
-        from tensorladder.measure.scripts import hooks
+        from tensorladder.measure.scripts import hooks, unchecked
         from tensorladder.vgpu.driver import attached
 
         if check is not None:
             self.checker, self.files = new_checker(), HazardFiles(junit=None, prefix="--vgpu-", **check)
+            self.unchecked = self._stack.enter_context(unchecked())
         options = {"checker": self.checker, "breakpoints": self.stops.points, "timeout": timeout, "hooks": hooks()}
         return self._stack.enter_context(attached(find(arch).name, parse_policy(policy), **options))
 
@@ -196,6 +200,8 @@ class _Plugin:
         self, item: pytest.Item, call: pytest.CallInfo[Any]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
+        if self.unchecked is not None:
+            report.vgpu_unchecked, self.unchecked.launches = self.unchecked.launches, 0  # type: ignore[attr-defined]
         report.vgpu_launches = self.session.launches if report.when == "call" else 0  # type: ignore[attr-defined]
         reason = self._reason(call.excinfo.value if report.failed and call.excinfo else None)
         if reason is not None:
@@ -264,6 +270,7 @@ class _Plugin:
                 self.skipped[report.longrepr[2].removeprefix("Skipped: ")] += 1
         self.stops.take(report)
         self.launched += bool(getattr(report, "vgpu_launches", 0))
+        self.unseen += getattr(report, "vgpu_unchecked", 0)
         self.hazards.update(set(getattr(report, "vgpu_hazards", ())))
         if self.files is not None and hasattr(report, "vgpu_findings"):
             self._keep(report.nodeid, report.vgpu_findings, report.duration)
@@ -305,6 +312,8 @@ class _Plugin:
                     write(f"  {count:5} {reason}")
         for line in self.stops.lines(_has_workers(terminalreporter.config)):
             write(line)
+        if self.unseen:
+            write(str(replace(self.unchecked, launches=self.unseen)))
         if self.accepted:
             write(f"hazards that the baseline accepts: {self.accepted}")
         if self.stale:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,6 +17,10 @@ from tensorladder.core import arch as architectures
 from tensorladder.core.errors import MissingExtra, Stopped, TensorladderError, UsageError
 from tensorladder.measure.hazard_files import HazardFiles
 from tensorladder.measure.request import parse_policy
+
+if TYPE_CHECKING:
+    from tensorladder.measure.accepted import Judged
+    from tensorladder.measure.scripts import Unchecked
 
 # Modules that scripts import and the extras that bring them.
 EXTRAS = {"torch": "torch", "cutlass": "climb", "cuda": "climb", "tvm_ffi": "climb", "tvm": "tirx", "triton": "triton"}
@@ -75,57 +77,36 @@ def exec_script(
 def _run(script: str, arguments: list[str], files: HazardFiles | None, as_json: bool, **options: Any) -> int:
     """Run the script, with `files` under the hazard checker, and say on stderr what that found; the worse exit code."""
     from tensorladder.measure.hazards import new_checker
-    from tensorladder.measure.scripts import run_script
+    from tensorladder.measure.scripts import run_script, unchecked
 
     if files is None:
         return run_script(script, arguments, **options)
     checker = new_checker()
     begin = time.perf_counter()
-    unchecked: list[Any] = []
-    try:
-        with _noting_unchecked(unchecked):
+    with unchecked() as unseen:
+        try:
             code = run_script(script, arguments, checker=checker, **options)
-    except (Stopped, UsageError):
-        raise
-    except TensorladderError as error:
-        checker.stopped(error)
-        raise
-    finally:  # also beside the error that stopped a launch
-        judged = files.take(checker.report(script), time.perf_counter() - begin)
-        if as_json:
-            output.emit(judged.to_json(), sys.stderr)
-        else:
-            output.write(text_of(judged), sys.stderr)
-        if unchecked:
-            _say_unchecked(len(unchecked), as_json)
-        files.write()
+        except (Stopped, UsageError):
+            raise
+        except TensorladderError as error:
+            checker.stopped(error)
+            raise
+        finally:  # also beside the error that stopped a launch
+            judged = files.take(checker.report(script), time.perf_counter() - begin)
+            _say(judged, unseen, as_json)
+            files.write()
     return code or judged.report.verdict.exit_code
 
 
-@contextlib.contextmanager
-def _noting_unchecked(launches: list[Any]) -> Iterator[None]:
-    """Collect the launches on devices that the script, or what it calls, makes itself: no checker sees them."""
-    from tensorladder.vgpu import Device
-
-    run = Device.run_stream
-
-    def run_stream(device: Device, its: Sequence[Any], *args: Any, **kwargs: Any) -> None:
-        if device.checker is None:
-            launches.extend(its)
-        run(device, its, *args, **kwargs)
-
-    Device.run_stream = run_stream  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        Device.run_stream = run  # type: ignore[method-assign]
-
-
-def _say_unchecked(count: int, as_json: bool) -> None:
+def _say(judged: Judged, unseen: Unchecked, as_json: bool) -> None:
     if as_json:
-        output.emit({"unchecked_launches": count}, sys.stderr)
+        output.emit(judged.to_json(), sys.stderr)
     else:
-        output.write(f"not checked: {count} launches by vgpu.launch, or by matmul of CPU tensors", sys.stderr)
+        output.write(text_of(judged), sys.stderr)
+    if unseen.launches and as_json:
+        output.emit({"unchecked_launches": unseen.launches}, sys.stderr)
+    elif unseen.launches:
+        output.write(str(unseen), sys.stderr)
 
 
 def _print_from_the_script(error: Exception, script: str) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,3 +36,35 @@ def hooks() -> list[Any]:
     from tensorladder.frontends.cupy_script import cupy_hook
 
     return [*found, cudacore_hook, cupy_hook]
+
+
+@dataclass
+class Unchecked:
+    """How many launches no checker saw, beside those of a script's own CUDA device."""
+
+    launches: int = 0
+
+    def __str__(self) -> str:
+        launches = "1 launch" if self.launches == 1 else f"{self.launches} launches"
+        return f"not checked: {launches} by vgpu.launch, or by matmul of CPU tensors"
+
+
+@contextlib.contextmanager
+def unchecked() -> Iterator[Unchecked]:
+    """While this lasts, launches are counted that run with no checker, on devices that a script, or what it calls,
+    makes itself."""
+    from tensorladder.vgpu import Device
+
+    run, counted, one_by_one = Device.run_stream, Unchecked(), threading.Lock()
+
+    def run_stream(device: Device, launches: Sequence[Any], *args: Any, **kwargs: Any) -> None:
+        if device.checker is None:
+            with one_by_one:
+                counted.launches += len(launches)
+        run(device, launches, *args, **kwargs)
+
+    Device.run_stream = run_stream  # type: ignore[method-assign, assignment]
+    try:
+        yield counted
+    finally:
+        Device.run_stream = run  # type: ignore[method-assign]

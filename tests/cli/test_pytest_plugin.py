@@ -246,14 +246,26 @@ def test_a_race_of_streams_fails_its_test_alone(pytester, monkeypatch):
     )
 
 
+UNCHECKED = """
+def test_a_device_of_its_own():
+    from tensorladder import vgpu
+
+    for _ in range(2):
+        vgpu.launch(".version 8.0\\n.target sm_80\\n.address_size 64\\n.visible .entry k() { ret; }", "k", 1, 32, [])
+"""
+
+
 def test_known_hazards_do_not_count(pytester, monkeypatch):
-    """Written by the process that pytest-xdist's workers report to; what is accepted is suppressed in SARIF."""
+    """Written by the process that pytest-xdist's workers report to; what is accepted is suppressed in SARIF. It also
+    says what was not checked."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]), prepend=":")
-    pytester.makepyfile(RACE)
+    pytester.makepyfile(RACE + UNCHECKED)
     options = ("-p", "tensorladder.pytest_plugin", "--vgpu", "sm_90a", "--vgpu-check")
     done = pytester.runpytest_subprocess(*options, "-n", "1", "--vgpu-write-baseline", "known.json")
     assert done.ret == 0
-    done.stdout.fnmatch_lines(["2 tests: 2 passed; 2 launched kernels", "hazards that the baseline accepts: *"])
+    done.stdout.fnmatch_lines(
+        ["3 tests: 3 passed; 2 launched kernels", "not checked: 2 launches by vgpu.launch,*", "hazards that the*: *"]
+    )
     known = json.loads((pytester.path / "known.json").read_text())
     entry = next(one for one in known["findings"] if one["kind"] == "race")
     assert entry["target"].endswith(".py::test_with_a_race")
@@ -263,7 +275,8 @@ def test_known_hazards_do_not_count(pytester, monkeypatch):
         *options, "-p", "no:xdist", "--vgpu-baseline", "known.json", "--vgpu-sarif", "h.sarif", "--junitxml", "j.xml"
     )
     assert done.ret == 0
-    done.stdout.fnmatch_lines(["no longer found, delete it from the baseline:", "  *::test_with_a_barrier: race: *"])
+    stale = ["no longer found, delete it from the baseline:", "  *::test_with_a_barrier: race: *"]
+    done.stdout.fnmatch_lines(["not checked: 2 launches by*", *stale])
     results = json.loads((pytester.path / "h.sarif").read_text())["runs"][0]["results"]
     assert results and all(result["suppressions"] for result in results)
     hazards = list(ET.parse(pytester.path / "j.xml").getroot().iter("property"))
