@@ -468,3 +468,11 @@ def test_what_orders_the_work_of_streams(tmp_path, name) -> None:
         assert str(finding.severity) == ("review" if freed else "error")
         fix = "record_stream" if freed else "synchronize" if "by the host" in finding.message else "wait for it before"
         assert fix in finding.fix
+
+
+def test_torch_accesses_are_told_without_its_compiler() -> None:
+    """Torch wraps such a class so that its first operation imports torch._dynamo, seconds that no script needs."""
+    pytest.importorskip("torch")
+    from tensorladder.vgpu.driver.torch_accesses import Accesses
+
+    assert not hasattr(Accesses.__torch_dispatch__, "__wrapped__")

@@ -27,6 +27,12 @@ _INDEXED = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_
 class Accesses(TorchDispatchMode):
     """Tells a session's streams what torch's operations access."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """What torch asks about such a class. It would guard its method by torch._dynamo, whose import takes a second
+        or two and which a script has no use for: torch.compile is left out."""
+        return False
+
     def __init__(self, session: Session):
         super().__init__()
         self._session = session
