@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from tensorladder.core import attached
 from tensorladder.core.errors import UsageError
 from tensorladder.core.program import Program
 from tensorladder.ops import fast, inputs, kernels, launch, on_virtual, packs
@@ -61,6 +62,13 @@ def run(
             tuning.on_the_virtual_gpu()
         config = config or config_for(plan, asked.sm_count, asked.arch)
         on_virtual.run(plan, tensors, (alpha, beta), config, program, asked)
+        return None
+    if attached.session is not None and _is_gpu(device):
+        if tune:
+            tuning.on_the_virtual_gpu()
+        arch = of_gpu(attached.session.arch.compute_capability)
+        config = config or config_for(plan, attached.session.arch.sm_count, arch)
+        on_virtual.launch(plan, tensors, (alpha, beta), config, program(plan.form, config, arch), attached.session)
         return None
     if _is_gpu(device):
         return _on_gpu(plan, tensors, call, (alpha, beta), config, tune)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from tensorladder.core import attached
 from tensorladder.ops.factors import UNIT
 from tensorladder.ops.launch import NAMES, Launcher
 from tensorladder.ops.unrolled import LOW, Kind, function
@@ -55,11 +56,16 @@ def eager(*tensors: Any) -> bool:
 
 def plain(*tensors: Any) -> bool:
     """Whether torch has nothing to do but to differentiate: there is memory, and nobody who listens."""
-    if torch.compiler.is_compiling() or _function_modes() or _dispatch_modes() or forward_ad._current_level >= 0:
+    script = attached.session
+    if script is None:
+        kinds, modes = PLAIN, 0
+    else:  # what stands in for a GPU does not count
+        kinds, modes = PLAIN.union(script.tensor_types), script.modes
+    if torch.compiler.is_compiling() or _function_modes() + _dispatch_modes() > modes or forward_ad._current_level >= 0:
         return False
     if torch._C._are_functorch_transforms_active() or torch._C._get_tracing_state() is not None:
         return False
-    return all(one is None or (type(one) in PLAIN and not one.is_meta) for one in tensors)
+    return all(one is None or (type(one) in kinds and not one.is_meta) for one in tensors)
 
 
 def call(

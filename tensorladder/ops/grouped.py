@@ -14,12 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tensorladder.core import attached
 from tensorladder.core.errors import MissingExtra, UsageError
 from tensorladder.measure.dynamic import templates
 from tensorladder.ops import architecture, execute, fast, kernels, launch, on_virtual
 from tensorladder.ops.direct import direct, transformed
 from tensorladder.ops.grouped_plan import GroupedPlan, choose, plan, rank
-from tensorladder.ops.inputs import TYPES, array, element_type, in_memory, maybe, name_of, one_device, tensor
+from tensorladder.ops.inputs import TYPES, array, element_type, in_memory, maybe, name_of, one_device, ones, tensor
 from tensorladder.ops.launch import Compiled, Launcher
 from tensorladder.ops.operator import SLOPES, VALUES
 from tensorladder.ops.plan import ALIGN
@@ -115,8 +116,8 @@ def compute(
 ) -> Tensor:
     """Plan, check and run a product of groups of rows or of K, or do again what one like it did; without gradients."""
     if (scale_a is None) != (scale_b is None):
-        scale_a = _ones(1, a.device) if scale_a is None else scale_a
-        scale_b = _ones(b.shape[-1], a.device) if scale_b is None else scale_b
+        scale_a = ones(1, a.device) if scale_a is None else scale_a
+        scale_b = ones(b.shape[-1], a.device) if scale_b is None else scale_b
     slots = (a, b, None, bias, offs, scale_a, scale_b)
     known = fast.call(*slots, KIND, activation, *FACTORS, out_dtype, False, config, inside=True)
     if known is not None:
@@ -134,12 +135,6 @@ def compute(
     if launcher is not None:
         fast.remember(slots, KIND, activation, (out_dtype, False, config), out.shape, out.dtype, launcher)
     return out
-
-
-@functools.lru_cache(maxsize=64)
-def _ones(count: int, device: torch.device) -> Tensor:
-    """The scales that are missing beside others that are given."""
-    return torch.ones(count, dtype=torch.float32, device=device)
 
 
 def _without_product(planned: GroupedPlan, out: Tensor, offs: Tensor, bias: Tensor | None) -> Tensor:
@@ -167,6 +162,9 @@ def _run(planned: GroupedPlan, given: dict[str, Tensor], config: Any) -> Optiona
         if asked.arch != ARCH:
             raise UsageError(f"TENSORLADDER_DEVICE: grouped_matmul has a kernel for {ARCH} alone, not for {asked.arch}")
         _on_virtual(planned, given, config, asked.policy)
+        return None
+    if attached.session is not None and execute._is_gpu(device):
+        _in_script(planned, given, config, attached.session)
         return None
     if execute._is_gpu(device):
         return _on_gpu(planned, given, config)
@@ -196,6 +194,15 @@ def _on_gpu(planned: GroupedPlan, given: dict[str, Tensor], config: Any) -> Laun
         launcher = _launcher(planned, kernel, given, device)
         launcher(_call(given), *FACTORS)
     return launcher
+
+
+def _in_script(planned: GroupedPlan, given: dict[str, Tensor], config: Any, session: Any) -> None:
+    """Device tensors of a script that runs on the virtual GPU."""
+    if architecture.of_gpu(session.arch.compute_capability) != ARCH:
+        raise UsageError(f"the GPU here is {session.arch.name}: grouped_matmul is for sm_90 so far")
+    config = config or config_for(planned, session.arch.sm_count)
+    arguments = [(given.get(name), operand) for name, operand in planned.operands]
+    on_virtual.enqueue(arguments, execute.program(planned.form, config), session)
 
 
 def _launcher(planned: GroupedPlan, kernel: Compiled, given: dict[str, Tensor], device: int) -> Launcher:

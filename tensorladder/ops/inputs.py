@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from tensorladder.core import dlpack
+from tensorladder.core import attached, dlpack
 from tensorladder.core.errors import UsageError
 from tensorladder.ops.plan import Array
 
@@ -73,6 +74,18 @@ def in_memory(given: dict[str, Any]) -> None:
     for name, one in given.items():
         if one is not None and one.numel() and not one.data_ptr():
             raise UsageError(f"{name}: has no memory of its own: copy it")
+
+
+def ones(count: int, device: torch.device) -> Tensor:
+    """Scales that are missing beside others that are given."""
+    if attached.session is not None:  # memory of a script's device ends with it
+        return torch.ones(count, dtype=torch.float32, device=device)
+    return _kept_ones(count, device)
+
+
+@functools.lru_cache(maxsize=64)
+def _kept_ones(count: int, device: torch.device) -> Tensor:
+    return torch.ones(count, dtype=torch.float32, device=device)
 
 
 def maybe(name: str, given: Tensor | None) -> Array | None:

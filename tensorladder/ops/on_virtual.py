@@ -1,18 +1,24 @@
-"""A planned product on the virtual GPU: operands copied to its memory as they lie in ours, the result copied back."""
+"""A planned product on the virtual GPU. Of CPU tensors: operands copied to its memory as they lie in ours, the result
+copied back. In a script that has it for its CUDA device: on the memory of the script's device tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from tensorladder.core.errors import MissingExtra
+from tensorladder.core.program import Program
 from tensorladder.ops import kernels
 from tensorladder.ops.architecture import Virtual
 from tensorladder.ops.plan import Operand, Plan, operands
 from tensorladder.problems import DTYPES
+
+if TYPE_CHECKING:
+    from tensorladder.vgpu.driver import Session
 
 SMS = 132  # of the virtual GPU that is an sm_90a
 ALIGN = 16
@@ -48,6 +54,28 @@ def run(
     out = operands(plan, kernels.of(config).flat)["out"]
     assert out is not None and given["out"] is not None
     seen(given["out"], out)[...] = arrays["out"]
+
+
+def launch(
+    plan: Plan, tensors: dict[str, torch.Tensor | None], factors: tuple[float, float], config: Any, program: Program,
+    session: Session,
+) -> None:  # fmt: skip
+    """Multiply device tensors of a script that runs on the virtual GPU, where they lie. program: of plan and config."""
+    given = {**tensors, "factors": torch.tensor(factors, dtype=torch.float32, device="cuda")}
+    enqueue([(given.get(name), one) for name, one in operands(plan, kernels.of(config).flat).items()], program, session)
+
+
+def enqueue(given: Sequence[tuple[torch.Tensor | None, Operand | None]], program: Program, session: Session) -> None:
+    """Launch a program on a script's current stream. given: its tensors, each with what it is for the kernel; None for
+    what is not there."""
+    with torch._C.DisableTorchFunction():  # as the host's memory that they are
+        plain = [None if one is None else one.as_subclass(torch.Tensor) for one, _ in given]
+        arrays = [
+            None if one is None or operand is None else seen(one, operand) for one, (_, operand) in zip(plain, given)
+        ]
+    session.keep(plain)
+    stream = session.streams.current
+    session.run_all([replace(one, stream=stream) for one in program.launches(*arrays)])
 
 
 def seen(tensor: torch.Tensor, operand: Operand) -> np.ndarray:

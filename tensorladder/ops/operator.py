@@ -4,7 +4,6 @@ gradients and batching. `product` is what people call.
 
 # No `from __future__ import annotations`: torch reads the operators' schemas from the annotations.
 # ruff: noqa: UP045
-import functools
 import math
 from typing import Any, Optional
 
@@ -14,7 +13,7 @@ from torch import Tensor
 from tensorladder.core.errors import UsageError
 from tensorladder.ops import execute, fast, launch
 from tensorladder.ops.direct import direct, transformed
-from tensorladder.ops.inputs import TYPES, array, maybe, name_of
+from tensorladder.ops.inputs import TYPES, array, maybe, name_of, ones
 from tensorladder.ops.plan import INPUTS, Plan, plan
 
 TENSORS = 6  # of the operator's arguments, the first
@@ -67,7 +66,7 @@ def compute(
     if planned.empty:
         return _without_product(planned, out, bias, residual, beta)
     if planned.form.scaled:
-        scale_a, scale_b = (_one(a.device) if scale is None else scale for scale in (scale_a, scale_b))
+        scale_a, scale_b = (ones(1, a.device) if scale is None else scale for scale in (scale_a, scale_b))
     tensors = {
         "a": a, "b": gate, "up": up, "out": out, "residual": residual, "bias": bias, "scale_a": scale_a,
         "scale_b": scale_b,
@@ -79,12 +78,6 @@ def compute(
     if launcher is not None:
         fast.remember(given, gated, activation, (out_dtype, tune, config), out.shape, out.dtype, launcher)
     return out
-
-
-@functools.cache
-def _one(device: torch.device) -> Tensor:
-    """The scale that is missing beside one that is given."""
-    return torch.ones(1, dtype=torch.float32, device=device)
 
 
 def _without_product(planned: Plan, out: Tensor, bias: Tensor | None, residual: Tensor | None, beta: float) -> Tensor:

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from ...core import attached as known
 from ...core.arch import find
 from ...core.errors import TensorladderError, Unsupported, UsageError
 from ...core.program import Launch, Stream
@@ -86,7 +87,11 @@ def attached(
         for hook in hooks:
             stack.enter_context(hook(session))
         stack.enter_context(known_in_threads(session))
-        yield session
+        before, known.session = known.session, session
+        try:
+            yield session
+        finally:
+            known.session = before
 
 
 def _run(script: Path, session: Session) -> int:

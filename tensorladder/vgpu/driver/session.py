@@ -61,10 +61,12 @@ Step = Launch | Callable[[], None]
 
 @dataclass
 class Graph:
-    """Captured work, in the order in which it was enqueued. origin: the stream that was captured first."""
+    """Captured work, in the order in which it was enqueued. origin: the stream that was captured first. kept: owners of
+    memory that it names, beside the script's own."""
 
     origin: int = 0
     steps: list[Step] = field(default_factory=list)
+    kept: list[Any] = field(default_factory=list)
 
     @property
     def nodes(self) -> int:
@@ -101,11 +103,12 @@ class _OfThread(threading.local):
 class Session:
     """arch: what the script sees. new_stream(ranges): a stream on which launches may touch the given host memory.
 
-    tensor_types: classes of arrays on the device that a facade added. failure is the first error of a launch, kept
-    because foreign code between it and the top may turn it into another; incomplete the first thing that is not
-    modelled, kept because a script may catch it and go on. launches counts those that were run. order: a checker's, of
-    streams (check.streams). in_threads: what each host thread of the script runs in. unseen: what stopped a launch in a
-    thread, where nobody caught it. turn: held by the host thread whose launches, or accesses, are under way.
+    tensor_types: classes of arrays on the device that a facade added; modes: how many of torch's it entered. failure is
+    the first error of a launch, kept because foreign code between it and the top may turn it into another; incomplete
+    the first thing that is not modelled, kept because a script may catch it and go on. launches counts those that were
+    run. order: a checker's, of streams (check.streams). in_threads: what each host thread of the script runs in.
+    unseen: what stopped a launch in a thread, where nobody caught it. turn: held by the host thread whose launches, or
+    accesses, are under way.
     """
 
     arch: Arch
@@ -115,6 +118,7 @@ class Session:
     incomplete: Unsupported | None = None
     launches: int = 0
     tensor_types: tuple[type, ...] = ()
+    modes: int = 0
     order: Any = None
     in_threads: list[Callable[[], contextlib.AbstractContextManager[Any]]] = field(default_factory=list)
     unseen: TensorladderError | None = None
@@ -155,6 +159,11 @@ class Session:
         assert self._mine.captured is not None
         self._mine.captured.steps.append(step)
 
+    def keep(self, owners: Iterable[Any]) -> None:
+        """A graph that is captured keeps memory alive that its launches name; without one nothing has to."""
+        if self._mine.captured is not None:
+            self._mine.captured.kept += owners
+
     def launch(self, launch: Launch) -> None:
         """Run one launch, or record it where a graph is captured."""
         self.run(lambda stream: stream.enqueue(launch))
@@ -166,12 +175,14 @@ class Session:
                 neighbours = list(group)
                 launches = [step for step in neighbours if isinstance(step, Launch)]
                 if launches:
-                    self._run_all(launches)
+                    self.run_all(launches)
                 for step in neighbours:
                     if not isinstance(step, Launch):
                         step()
 
-    def _run_all(self, launches: Sequence[Launch]) -> None:
+    def run_all(self, launches: Sequence[Launch]) -> None:
+        """Run launches together, or record them where a graph is captured."""
+
         def enqueue(stream: Stream) -> None:
             for launch in launches:
                 stream.enqueue(launch)

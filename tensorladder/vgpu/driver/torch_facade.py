@@ -295,6 +295,7 @@ def torch_facade(session: Session) -> Iterator[None]:
     """While this lasts, torch has one CUDA device: the virtual GPU."""
     mode = OnHost(session)
     session.tensor_types += (CudaTensor,)
+    session.modes = 1 if session.order is None else 2
 
     def set_default_device(device: Any) -> None:
         mode.default_is_cuda = claims_cuda(device)
