@@ -41,7 +41,7 @@ PACKED = (
     (("c3", "c4"), (4096, 8192), "e4m3"),
 )
 METERS = {"alone_clock_mhz": "MHz", "alone_power_w": "W"}
-ALONE = Blocks(settle=0.4, seconds=0.5)  # 32 rungs in a minute; two runs differ by 0.3 % at most
+ALONE = Blocks(rounds=3)  # of 32 rungs in 100 s; the median of three blocks, since one in ten is off by 1 %
 
 
 def make(folder: Path) -> str:
@@ -86,10 +86,13 @@ def measure(folder: Path, options: Options) -> Iterator[bench.Record]:
             kernel = opened.kernel(entry)
             calls[name] = [kernel.bind(stream, *(tensors[a.name] for a in entry.arrays)) for tensors in work.sets]
             checked[name] = work.check(calls[name][0])
-        by_itself = alone(torch, calls, meter, ALONE)
+        turns = {
+            (name, parent): compare(torch, {one: calls[one] for one in (parent, name)}, meter, options)
+            for name, parent in pairs(entries)
+        }
+        by_itself = alone(torch, calls, meter, ALONE)  # after the turns, on a chip that they have warmed
         flops = problem_named(PROBLEM).flops(shape)
-        for name, parent in pairs(entries):
-            measured = compare(torch, {one: calls[one] for one in (parent, name)}, meter, options)
+        for (name, parent), measured in turns.items():
             ours, theirs = measured.times[name], measured.times[parent]
             yield {
                 "rung": name, "shape": list(shape), "dtype": dtype, "ok": checked[name][0], "error": checked[name][1],

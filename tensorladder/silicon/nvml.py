@@ -64,7 +64,7 @@ class Meter:
         return self._number("nvmlDeviceGetMaxClockInfo", c_uint(_SM_CLOCK))
 
     def power(self) -> float | None:
-        """Watts, averaged over the last second on most parts."""
+        """Watts, averaged over the last second from Ampere on."""
         milliwatts = self._number("nvmlDeviceGetPowerUsage")
         return None if milliwatts is None else milliwatts / 1e3
 

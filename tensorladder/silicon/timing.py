@@ -34,6 +34,7 @@ SETTLED = 0.01  # the medians of two windows of rounds agree to this
 WINDOW = 5
 AHEAD_US, MOST_AHEAD = 12_000.0, 8  # alone: what the host queues before it waits, in GPU time and in batches
 READ_S = 0.01  # alone: between two readings of clock and power
+AVERAGED_S = 1.0  # of what `Meter.power` is the average
 
 
 @dataclass(frozen=True)
@@ -95,8 +96,9 @@ class Alone:
     """One contender by itself at its own settled clocks.
 
     blocks: microseconds a launch, one number a block, all its time over all its launches: clocks go in steps of 1 %, of
-    which a median of batches would see one or the other. clock_mhz, power_w: medians of what was read meanwhile (None
-    where unknown). host_bound: the GPU may have waited for the host.
+    which a median of batches would see one or the other. clock_mhz: the median of what was read meanwhile. power_w: the
+    meter's average over the last second of a block, which readings of the instant miss by up to 2 %; their median where
+    blocks are shorter. None where unknown. host_bound: the GPU may have waited for the host.
     """
 
     blocks: tuple[float, ...]
@@ -211,7 +213,7 @@ def _together(made: Sequence[_Block]) -> Alone:
 def _block(torch: Any, run: _Run, meter: Meter, blocks: Blocks) -> _Block:
     """Launches without a gap: first those that settle the clocks, then those that count."""
     queue = _Queue(torch, run)
-    began = time.perf_counter()
+    first = began = time.perf_counter()
     queue.batch()
     while time.perf_counter() - began < blocks.settle:
         queue.batch()
@@ -229,6 +231,8 @@ def _block(torch: Any, run: _Run, meter: Meter, blocks: Blocks) -> _Block:
             read = now
             clocks.append(meter.clock())
             powers.append(meter.power_now())
+    if time.perf_counter() - first >= AVERAGED_S:  # all of that second was this contender's
+        powers = [meter.power()]
     end.record()
     end.synchronize()
     return _Block(start.elapsed_time(end) * 1e3 / launches, clocks, powers, queue.late)

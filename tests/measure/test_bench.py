@@ -160,7 +160,8 @@ class Readings:
     def power_now(self):
         return self.watts
 
-    power = power_now
+    def power(self):
+        return self.watts + 1.0  # an average, of what ran before as well
 
 
 SHORT_BLOCKS = Blocks(settle=0.0, seconds=0.0, launches=30)
@@ -201,6 +202,12 @@ def test_alone_what_runs_while_the_clocks_settle_does_not_count():
     both = timing._together([made, replace(made, us=110.0, late=True)])
     assert both == Alone((100.0, 110.0), None, None, True) and both.median == 105.0 and both.millijoules is None
     assert bench.settled(both)["alone_host_bound"] and bench.settled(both)["alone_mj"] is None
+
+
+def test_alone_power_is_the_average_where_a_block_is_as_long_as_that(monkeypatch):
+    torch = Torch()
+    monkeypatch.setattr(timing, "AVERAGED_S", 0.0)
+    assert timing.alone(torch, {"ours": contender(torch, 9.0)}, Readings(), SHORT_BLOCKS)["ours"].power_w == 101.0
 
 
 def test_alone_a_kernel_of_a_second_gets_a_few_launches_a_block():
