@@ -212,7 +212,7 @@ def steps(kept: Kept) -> Iterator[str]:
         for size, one in zip(sizes, records):
             rung = f"{one['rung']}{' (aside)' if one['rung'] in beside else ''}"
             by_rung.setdefault(f"{rung} | {one['baseline']}", {})[size] = _both(one, ".3f")
-        both = " (each alone)" if any("alone_ratio" in one for one in records) else ""
+        both = ", in brackets each alone" if any("alone_ratio" in one for one in records) else ""
         yield f"Times as fast as its parent, the two in turns{both} ({host['gpu']}, `benchmarks.steps`):"
         yield ""
         yield f"| rung | parent | {' | '.join(usual)} | elsewhere |"

@@ -82,7 +82,7 @@ def test_how_much_faster_than_its_parent_a_rung_is():
     assert "| rung | parent | 4096 | 8192 | elsewhere |" in shown and "| c2 | c1 | 1.012 | 1.020 |  |" in shown
     assert "| c4 | c3 | 1.000 | 0.999 | 5000: 1.200, 8192 in e4m3: 1.010 |" in shown and "alone" not in shown
     shown = tables.summary({"steps-h200": ({**HOST, "suite": "steps"}, [{**one, "alone_ratio": 0.98} for one in rows])})
-    assert "in turns (each alone)" in shown and "| c2 | c1 | 1.012 (0.980) | 1.020 (0.980) |  |" in shown
+    assert "in turns, in brackets each alone (" in shown and "| c2 | c1 | 1.012 (0.980) | 1.020 (0.980) |  |" in shown
 
 
 def test_what_the_sanitizer_found_is_a_sentence():
