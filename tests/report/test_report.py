@@ -149,6 +149,9 @@ def test_every_rung_is_there_in_order(tree):
     for info, row in zip(catalog(), rows):
         links = [one.text for one in row.find("a")]
         assert links[0] == info.name and (info.parent is None or info.parent in links)
+        assert [one.text.replace("`", "") for one in row.find("p", class_="aside")] == (
+            [info.remark.replace("`", "")] if info.aside else []
+        )
 
 
 @pytest.mark.parametrize("info", catalog(), ids=lambda info: info.name)

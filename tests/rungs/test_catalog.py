@@ -14,9 +14,12 @@ import pytest
 from tensorladder import problems, rungs
 from tensorladder.core.arch import ARCHS
 from tensorladder.core.errors import UsageError
+from tensorladder.measure import bench
 from tensorladder.rungs.rung import SECTIONS, asides, catalog, find, lacking, load
 
 COURSE = Path(__file__).parents[2] / "docs" / "course"
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+SAID = r"([\d.]+) times as fast as the parent at 4096 cubed, ([\d.]+) at 8192, alone ([\d.]+) and ([\d.]+)"
 INFOS = [pytest.param(info, id=info.name) for info in catalog()]
 LADDER = [
     "a0-vector-add",
@@ -110,6 +113,20 @@ def test_the_steps_of_each_series_are_those_of_the_course():
             assert [find(name).parent for name in names[1:]] == names[:-1], page
             named.update(names)
     assert named <= {info.name for info in catalog()} - asides()
+
+
+def test_what_lessons_say_of_a_rung_beside_its_parent_is_what_was_measured():
+    """In turns and alone, at the ladder's two sizes, within a hundredth of the kept results."""
+    _, records = bench.read(RESULTS / "steps-h200.jsonl")
+    told = 0
+    for info in (find(name) for name in dict.fromkeys(one["rung"] for one in records)):
+        (figures,) = re.findall(SAID, " ".join(info.doc.split()))
+        mine = {one["shape"][0]: one for one in records if one["rung"] == info.name and one["dtype"] == "fp16"}
+        measured = [mine[side].get(key) for key in ("ratio", "alone_ratio") for side in (4096, 8192)]
+        for said, ratio in zip(figures, measured):
+            assert ratio is None or float(said) == pytest.approx(ratio, abs=0.01), info.name
+            told += ratio is not None
+    assert told >= 16
 
 
 @pytest.mark.parametrize("info", INFOS)

@@ -20,7 +20,7 @@ Warp roles:
 
 Budget:
     SMEM: (128 + 256) rows x 64 x 2 B = 48 KB a stage, 4 stages: 192 KB and 84 B of mbarriers, 1 CTA an SM. TMEM: 128
-    lanes x 256 columns = 128 KB of the SM's 256. Registers: 32 accumulators and 16 of results at a time, in all 38.
+    lanes x 256 columns = 128 KB of the SM's 256. Registers: 32 accumulators and 16 of results at a time, in all 40.
 
 Run:
     tensorladder run d2-warp-specialized --shape 256,512,512

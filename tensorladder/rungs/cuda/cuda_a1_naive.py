@@ -12,7 +12,7 @@ Warp roles:
     | all 8 | 8 rows by 32 columns of C, an element a thread        |
 
 Budget:
-    SMEM 0 B. Registers: 1 accumulator, about 30 a thread in all. Traffic: 2 loads a multiply-add, 2 M N K in all.
+    SMEM 0 B. Registers: 1 accumulator, about 25 a thread in all. Traffic: 2 loads a multiply-add, 2 M N K in all.
 
 Run:
     tensorladder run cuda-a1-naive --shape 256,256,256

@@ -14,7 +14,7 @@ Warp roles:
     | all 32 | load a row of both tiles; a row of 32 elements of C, one a thread |
 
 Budget:
-    SMEM: 2 tiles x 32 rows x 33 x 4 B = 8.3 KB, operands widened to fp32. Registers: 1 accumulator, about 40 a thread;
+    SMEM: 2 tiles x 32 rows x 33 x 4 B = 8.3 KB, operands widened to fp32. Registers: 1 accumulator, about 31 a thread;
     1024 threads, so that 1 or 2 CTAs fit on an SM. The inner loop reads two words for one multiply-add: shared memory
     is what limits it.
 

@@ -11,9 +11,9 @@ Adds:
     - A CTA barrier inside one role would hang: the epilogue uses named barriers, of the consumers and of a warpgroup.
     - A tile's ends cost 4 us on an H200: C leaves (in chunks, each stored while the next is converted), a CTA starts
       and waits for loads, which the one before has brought to L2. Two CTAs an SM of 128 x 128, a warpgroup each, do
-      that under each other's multiplications: 1.005 of the parent's speed at 4096 cubed. But they drift apart; where L2
-      cannot hold what all of them read (K of 8192) that costs 6 %. There one CTA an SM takes a large tile, 128 x 192 or
-      128 x 256, whichever leaves less of the last wave empty: 1.006 (`default_config`, by `benchmarks.steps`).
+      that under each other's multiplications. But they drift apart; where L2 cannot hold what all of them read (K of
+      8192) that costs 6 %. There one CTA an SM takes a large tile, 128 x 192 or 128 x 256 (`default_config`). 1.007
+      times as fast as the parent at 4096 cubed, 1.007 at 8192, alone 0.99 and 1.04 (`benchmarks.steps`).
 
 Warp roles:
     | warps    | role                                                                               |

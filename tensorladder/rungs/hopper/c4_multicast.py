@@ -5,11 +5,14 @@ Adds:
     the same tile of B, those beside one another by the same tile of A. Each asks TMA for its part of a shared tile and
     has it multicast: the bytes land at the same place in the shared memory of all that need them, and each one's `full`
     barrier counts them. With 2 x 1 CTAs each tile of B is read once for two: the L2 sends 2/3 of the bytes. That pays
-    where its rate is the limit: rows of A and B whose pitch is no multiple of 128 bytes lie across the lines of L2, and
-    5000 cubed in fp16 is 1.25 times as fast as the parent on an H200. Where rows begin at lines, tiles this large ask
-    for less than L2 sends, and the cluster costs 0 to 0.3 %: 0.998 at 4096 cubed, 0.997 at 8192, 1.001 in fp8, 1.000 at
-    16384 (`benchmarks.steps`). So this is a side branch: the next rung goes on from the parent. The price is that CTAs
-    now depend on each other:
+    where L2's rate is the limit: a pitch that is no multiple of 128 bytes lays rows of A and B across its lines, two of
+    which are read for each row of a box. On an H200 1.24 times as fast as the parent at 4104 cubed, 1.27 at 5000, 1.26
+    at 8200, alone 1.18, 1.21 and 1.21: who waits for L2 draws less, and runs at a higher clock meanwhile.
+    Where rows begin at lines, tiles this large ask for less than L2 sends and nothing is gained: 1.000 times as fast as
+    the parent at 4096 cubed, 1.001 at 8192, alone 1.004 and 0.996, and so in fp8; at 16384 alone 0.989
+    (`benchmarks.steps`). There the limit is power, and what L2 spares is 1 % of a product's energy at 4096 (150.4 mJ in
+    place of 152.1), none at 8192; nor do other tiles, clusters, rasters or stages help (NOTES.md). So this is an aside:
+    c5 goes on from the parent. The price is that CTAs now depend on each other:
     - A stage may be overwritten when the consumers of all CTAs that receive into it have released it: `empty` counts
       the arrivals of their warps too, sent to the barrier of each sender through distributed shared memory.
     - Barriers must be initialised before a peer's bytes or arrivals come in: fence.mbarrier_init for the cluster, then

@@ -13,7 +13,7 @@ Warp roles:
     | all 8 | 32 x 32 of C at a time: 2 x 2 elements a thread, 16 apart  |
 
 Budget:
-    SMEM 0 B. Registers: 4 accumulators, 2 * 2 * 8 operands of a K tile, about 56 a thread (fp32): 4 CTAs an SM.
+    SMEM 0 B. Registers: 4 accumulators, 2 * 2 * 8 operands of a K tile, 40 a thread in fp32, 62 in fp16: 4 CTAs an SM.
     Traffic: one element a multiply-add, by 16-byte loads where tiles are whole.
 
 Run:
