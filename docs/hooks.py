@@ -83,7 +83,7 @@ def table(series: str) -> str:
     """The rungs of a series: what each adds, to which, for which architectures; asides in a table of their own."""
     mine = [info for info in catalog() if info.series == series]
     steps = _table("adds", "parent", ((info, info.adds) for info in mine if not info.aside))
-    beside = [(info, f"{info.adds}<br>pays {info.aside}") for info in mine if info.aside]
+    beside = [(info, f"{info.adds}<br>*pays {info.aside}*") for info in mine if info.aside]
     if not beside:
         return steps
     return f"{steps}\n\nAsides, which no step goes on from:\n\n{_table('adds, and pays', 'beside', beside)}"
