@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -73,6 +73,14 @@ def check(
 ) -> int:
     """Run targets under the hazard checker: races, proxies, barriers, tensor memory, hangs."""
     targets = targets or []
+    for_ptx = {
+        "--kernel": kernel, "--grid": grid != "1", "--block": block != "32", "--cluster": cluster != "1",
+        "--smem": smem, "--arg": arguments,
+    }  # fmt: skip
+    for_rungs = {"--shape": shape, "--dtype": dtype, "--sm-count": sm_count, "--advice": advice}
+    ptx = [not zoo and target.endswith(".ptx") for target in targets]
+    _refuse_unless(any(ptx), for_ptx, "a PTX file")
+    _refuse_unless(not zoo and not all(ptx), for_rungs, "a rung")
     if zoo:
         if any((baseline, write_baseline, junit, sarif)):
             raise UsageError("--zoo knows what each of its kernels is to give: no baseline, JUnit or SARIF file of it")
@@ -119,6 +127,13 @@ def check(
     stops.say_unmet(points)
     files.write()
     return worst.exit_code
+
+
+def _refuse_unless(there: bool, options: dict[str, Any], what: str) -> None:
+    """UsageError for an option of targets of which none is named."""
+    given = [option for option, value in options.items() if value]
+    if given and not there:
+        raise UsageError(f"{given[0]} is for {what}: none is named")
 
 
 #: files that others take, or that PTX is made of

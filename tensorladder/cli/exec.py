@@ -16,7 +16,7 @@ from tensorladder.cli.options import Baseline, Junit, Policy, Sarif, WriteBaseli
 from tensorladder.core import arch as architectures
 from tensorladder.core.errors import MissingExtra, Stopped, TensorladderError, UsageError
 from tensorladder.measure.hazard_files import HazardFiles
-from tensorladder.measure.request import parse_policy
+from tensorladder.measure.request import parse_policy, parse_seed
 
 if TYPE_CHECKING:
     from tensorladder.measure.accepted import Judged
@@ -49,7 +49,7 @@ def exec_script(
         raise UsageError(f"no such script: {script!r}")
     if not check and any((baseline, write_baseline, junit, sarif)):
         raise UsageError("a baseline, JUnit and SARIF files are of hazards: give --check as well")
-    options = {"arch": architectures.find(arch).name, "policy": parse_policy(policy), "seed": seed}
+    options = {"arch": architectures.find(arch).name, "policy": parse_policy(policy), "seed": parse_seed(seed)}
     files = HazardFiles(baseline, write_baseline, junit, sarif) if check else None
     points = stops.asked(breaks, dump, going_on, as_json, whole=False)
     try:

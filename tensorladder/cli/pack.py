@@ -10,10 +10,14 @@ import typer
 
 from tensorladder.cli import output
 from tensorladder.cli.options import Json
+from tensorladder.core.arch import find
 from tensorladder.core.errors import UsageError
+from tensorladder.core.files import check_folder
 from tensorladder.measure import pack as packs
 from tensorladder.measure import suites
 from tensorladder.measure.request import parse_shape
+
+SMS = 132
 
 
 def pack(
@@ -35,7 +39,7 @@ def pack(
     form: Annotated[
         list[str] | None, typer.Option("--form", metavar="bf16,bias=bf16", help="of the ops, these (repeatable)")
     ] = None,
-    sms: Annotated[int, typer.Option("--sms", help="of the ops, for a GPU of so many SMs")] = 132,
+    sms: Annotated[int, typer.Option("--sms", help="of the ops, for a GPU of so many SMs")] = SMS,
     tune: Annotated[
         bool, typer.Option("--tune", help="of the ops, with --shape: all that tune=True measures")
     ] = False,
@@ -43,10 +47,14 @@ def pack(
     as_json: Json = False,
 ) -> int:
     """Compile rungs, with no GPU, into a folder that loads beside torch and a driver alone."""
-    if tune and not (ops or form):
-        raise UsageError("--tune is for kernels of the ops: add --ops")
+    check_folder(folder, "-o")
     if ops or form:
+        if rungs:
+            raise UsageError(f"{rungs[0]}: --ops packs kernels of the ops alone: leave the rungs out")
         return _ops(folder, arch, form or (), dtype or (), shape or (), suite, sms, tune, add, as_json)
+    for option, given in {"--tune": tune, "--sms": sms != SMS, "--add": add}.items():
+        if given:
+            raise UsageError(f"{option} is for kernels of the ops: add --ops")
     start = time.perf_counter()
     shapes = [parse_shape(text, least=0) for text in shape or ()]
     wanted = packs.wanted(rungs or (), arch, suites.find(suite or "ladder"), shapes, dtype or ())
@@ -54,6 +62,8 @@ def pack(
     refused: list[str] | None = None if shapes else []
     with output.progress(f"compiling {len(wanted)} kernels for {arch}"):
         made = list(packs.make_all(wanted, arch, refused))
+    if refused and not made:
+        raise UsageError(f"nothing to pack: {refused[0]}")
     for line in refused or ():
         output.complain(f"left out: {line}")
     entries, dynamic, size = packs.write(folder, arch, made)
@@ -83,6 +93,9 @@ def _ops(
     from tensorladder.ops import packing
 
     start = time.perf_counter()
+    arch = find(arch).name
+    if sms < 2:
+        raise UsageError(f"--sms {sms}: at least 2, a cluster of the kernels")
     if tune and not shapes:
         raise UsageError("--tune: say for which products with --shape M,N,K")
     if suite is not None:

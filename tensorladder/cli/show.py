@@ -12,6 +12,7 @@ from tensorladder.cli import output
 from tensorladder.cli.list import record
 from tensorladder.cli.options import Arch, Dtype, Json, RungName, Shape
 from tensorladder.core.errors import UsageError
+from tensorladder.core.files import check_place
 from tensorladder.measure import inspect
 from tensorladder.measure.request import parse_shape
 from tensorladder.measure.run import plan
@@ -67,6 +68,7 @@ def _views(diff: bool, ptx: bool, sass: bool, cubin: str | None, mlir: bool, sou
 
 def _write(info: RungInfo, file: str, asked: dict, as_json: bool) -> int:
     """The machine code to a file: a line on each that was written."""
+    check_place(file, "--cubin")
     request = plan(info, **asked)
     with output.progress(f"compiling {info.name} for {request.arch}"):
         written = inspect.write_cubins(inspect.compiled(request), file)

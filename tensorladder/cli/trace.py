@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,9 +10,10 @@ import typer
 from tensorladder.cli import output
 from tensorladder.cli.options import Arch, Dtype, Json, On, Seed, Shape, SmCount, Timeout
 from tensorladder.core.errors import UsageError
+from tensorladder.core.files import check_place
 from tensorladder.core.timeline import Timeline
 from tensorladder.draw.timelines import picture
-from tensorladder.draw.what import check_output, write
+from tensorladder.draw.what import write
 from tensorladder.measure import pack as packs
 from tensorladder.measure import trace as measure
 from tensorladder.measure.request import parse_shape
@@ -46,7 +48,7 @@ def trace(
     info, settings = measure.parse_spec(rung)
     if pack is not None and on != "gpu":
         raise UsageError("--pack is for --on gpu: the virtual GPU runs PTX, which packs leave out")
-    drawn = file.lower().endswith(".svg")
+    drawn = _is_picture(file)
     if ctas < 1:
         raise UsageError(f"--ctas {ctas}: at least 1")
     if on == "gpu" or probes:
@@ -82,11 +84,19 @@ def trace(
     return traced.result.exit_code
 
 
+def _is_picture(file: str) -> bool:
+    """Whether an output is to be a picture. UsageError, before anything runs, where it cannot be written."""
+    suffix = check_place(file, "-o").suffix.lower()
+    if suffix not in (".svg", ".json", ""):
+        raise UsageError(f"-o {file}: it writes F.json, for ui.perfetto.dev, or a picture, F.svg")
+    return suffix == ".svg"
+
+
 def _draw(line: Timeline, file: str) -> int:
     made = picture(line)
     if made is None:
         raise UsageError(f"-o {file}: nothing to draw, no warp waits and no unit works beside them: name it F.json")
-    write(check_output(file), made)
+    write(Path(file), made)
     return len(made)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tensorladder.core.errors import UsageError
+from tensorladder.core.files import write_whole
 
 #: kinds of spans, by which they are counted and coloured
 RUN, WAIT, LOAD, STORE, TENSOR, COPY = "run", "wait", "load", "store", "tensor", "copy"
@@ -145,15 +145,11 @@ class Timeline:
         return made
 
     def write(self, path: str | Path) -> int:
-        """Write the file; its bytes. UsageError where it cannot be written."""
+        """Write the file, whole or not at all; its bytes. UsageError where it cannot be written."""
         # No "displayTimeUnit": Perfetto's trace processor would take "ns" for the unit of all times.
         whole = {"traceEvents": self.events(), "otherData": self._about()}
         text = json.dumps(whole, separators=(",", ":"), allow_nan=False) + "\n"
-        try:
-            Path(path).write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"-o {path}: cannot be written ({error.strerror or error})") from error
-        return len(text)
+        return write_whole(Path(path), text.encode(), "-o")
 
     def _about(self) -> dict[str, Any]:
         return {"title": self.title, **self.facts, "left_out": self.left_out}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorladder.core.errors import UsageError
+from tensorladder.core.files import check_place, write_whole
 from tensorladder.draw import descriptors, fragments, layouts, rasters, swizzles, tmem
 from tensorladder.draw.grid import Picture
 
@@ -144,14 +145,9 @@ def check_output(path: str) -> Path:
     place = Path(path)
     if place.suffix.lower() != ".svg":
         raise UsageError(f"-o {path}: pictures are SVG, name it {place.stem or 'picture'}.svg")
-    if not place.parent.is_dir():
-        raise UsageError(f"-o {path}: there is no folder {place.parent}")
-    return place
+    return check_place(path, "-o")
 
 
 def write(path: Path, text: str) -> None:
-    """The picture into a file; a file that cannot be written is a UsageError."""
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"-o {path}: cannot be written ({error.strerror})") from None
+    """The picture into a file, whole or not at all; a file that cannot be written is a UsageError."""
+    write_whole(path, text.encode(), "-o")

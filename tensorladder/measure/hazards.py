@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tensorladder.core.errors import MissingExtra, Stopped, TensorladderError, UsageError
 from tensorladder.core.findings import Finding, Report, Where, summarise
+from tensorladder.frontends.raw import load_ptx
 from tensorladder.measure.replay import stamped
 from tensorladder.measure.run import ENGINE, Request, VirtualTarget, build, judge
 
@@ -18,9 +20,10 @@ if TYPE_CHECKING:
     from tensorladder.vgpu import Checker
 
 
-def policies_of(policy: str, seeds: int) -> list[str]:
+def policies_of(policy: str, seeds: int) -> Iterator[str]:
     """The asked policy, and `seeds` - 1 random schedules besides: order found by polling shows under some alone."""
-    return [policy, *(f"random:{n}" for n in range(1, seeds))]
+    yield policy
+    yield from (f"random:{n}" for n in range(1, seeds))
 
 
 def new_checker(advice: bool = False) -> Checker:
@@ -87,7 +90,10 @@ def parse_argument(text: str) -> Any:
     array = _ARRAY.match(text)
     if array:
         name = {"u": "uint", "s": "int", "f": "float"}[array[1][0]] + array[1][1:]
-        return (np.arange(int(array[2])) % 7).astype(name)
+        count, have = int(array[2]), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if 3 * 8 * count > have:
+            raise UsageError(f"--arg {text}: this machine has {have / 1e9:.1f} GB: give a smaller array")
+        return (np.arange(count) % 7).astype(name)
     try:
         return float(text) if "." in text else int(text, 0)
     except ValueError:
@@ -115,13 +121,15 @@ def check_ptx(
     from tensorladder.vgpu import check
     from tensorladder.vgpu.ptx import parse
 
-    try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read as PTX: {error}") from None
-    names = sorted(parse(text).kernels)
-    if kernel is None and len(names) != 1:
-        raise UsageError(f"{path} has the kernels {', '.join(names) or 'none'}: name one with --kernel")
+    text = load_ptx(path, arch).ptx
+    kernels = parse(text).kernels
+    if kernel is None and len(kernels) != 1:
+        raise UsageError(f"{path} has the kernels {', '.join(sorted(kernels))}: name one with --kernel")
+    kernel = kernel or next(iter(kernels))
+    takes = len(kernels[kernel].params) if kernel in kernels else len(arguments)
+    if takes != len(arguments):
+        given = f"{len(arguments)} given: --arg f32[1024] or --arg 7 for each"
+        raise UsageError(f"{path}: kernel {kernel} takes {takes} arguments, {given}")
     options = {
         "kernel": kernel, "grid": tuple(grid), "block": tuple(block), "cluster": tuple(cluster), "smem": smem or None,
         "arg": list(arguments), "arch": arch, "seed": seed or None, "timeout": timeout,
@@ -129,7 +137,7 @@ def check_ptx(
     findings: list[Finding] = []
     for one in policies_of(policy, seeds):
         report = check(
-            text, kernel or names[0], tuple(grid), tuple(block), [parse_argument(a) for a in arguments], smem=smem,
+            text, kernel, tuple(grid), tuple(block), [parse_argument(a) for a in arguments], smem=smem,
             cluster=tuple(cluster), arch=arch, policy=one, seed=seed, timeout=timeout, breakpoints=breakpoints,
         )  # fmt: skip
         findings += stamped(report.findings, str(path), one, options) if seeds > 1 else report.findings

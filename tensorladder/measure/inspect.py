@@ -6,6 +6,7 @@ import difflib
 from pathlib import Path
 
 from tensorladder.core.errors import UsageError
+from tensorladder.core.files import check_place, write_whole
 from tensorladder.core.program import Program
 from tensorladder.measure.run import Request, build
 from tensorladder.rungs.rung import RungInfo, find
@@ -70,9 +71,6 @@ def write_cubins(program: Program, file: str | Path) -> dict[Path, int]:
 
     UsageError where there is none, or a file cannot be written.
     """
-    made, path = cubins(program), Path(file)
+    made, path = cubins(program), check_place(str(file), "--cubin")
     paths = [path] if len(made) == 1 else [path.with_name(f"{path.name}.{number}") for number in range(len(made))]
-    try:
-        return {one: one.write_bytes(code) for one, code in zip(paths, made)}
-    except OSError as error:
-        raise UsageError(f"--cubin {file}: {error.strerror or error}: name a file that can be written") from error
+    return {one: write_whole(one, code, "--cubin") for one, code in zip(paths, made)}

@@ -19,7 +19,7 @@ from tensorladder.measure.suites import SUITES, Suite
 from tensorladder.ops import calls, grouped_plan, kernels, packs
 from tensorladder.ops.choose import choose
 from tensorladder.ops.kernels import Choice, Product
-from tensorladder.ops.plan import DEFAULT_OUTPUT
+from tensorladder.ops.plan import DEFAULT_OUTPUT, INPUTS
 from tensorladder.ops.tune import contenders
 from tensorladder.rungs.parts.form import Form
 from tensorladder.silicon import pack
@@ -34,6 +34,7 @@ SMS = 132  # of an H100 SXM and an H200
 def parse_form(text: str) -> Form:
     """ "bf16,bias=bf16,activation=gelu": a form's fields, the element type of A and B first. UsageError for others."""
     dtype, *words = text.split(",")
+    _check_type(dtype, f"--form {text!r}")
     fields: dict[str, Any] = {"dtype": dtype, "out": DEFAULT_OUTPUT.get(dtype, dtype)}
     known = {field.name: field.default for field in dataclasses.fields(Form)}
     for word in words:
@@ -47,8 +48,15 @@ def parse_form(text: str) -> Form:
     return Form(**fields)
 
 
+def _check_type(dtype: str, where: str) -> None:
+    if dtype not in INPUTS:
+        raise UsageError(f"{where}: {dtype!r} is none of the operands' types, {', '.join(INPUTS)}")
+
+
 def forms(dtype: str) -> tuple[Form, ...]:
-    """What is packed for an element type by default: a layer's products, forward and backward."""
+    """What is packed for an element type by default: a layer's products, forward and backward. UsageError for another
+    type than they take."""
+    _check_type(dtype, f"--dtype {dtype}")
     if dtype in DEFAULT_OUTPUT:
         return (Form(dtype, DEFAULT_OUTPUT[dtype], scaled=True),)
     plain = Form(dtype, dtype)

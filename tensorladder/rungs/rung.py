@@ -183,6 +183,9 @@ def find(name: str) -> RungInfo:
     for info in infos:
         if wanted and info.name.startswith(wanted + "-"):
             return info
+    rung, colon, _ = wanted.partition(":")
+    if colon and any(rung in (info.name, info.step) for info in infos):
+        raise UsageError(f"{name!r}: knobs are for pack, bench and trace: leave out all but {rung!r}")
     names = [info.name for info in infos] + [info.step for info in infos]
     near = list(dict.fromkeys(difflib.get_close_matches(wanted, names, n=3, cutoff=0.4)))
     hint = f"did you mean {' or '.join(near)}?" if near else "`tensorladder list` shows them all"

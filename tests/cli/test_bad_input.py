@@ -98,13 +98,50 @@ FILES = [
     ("exec nowhere.py", "nowhere.py"),
     ("exec /", "'/'"),
     ("exec --async never nowhere.py", "nowhere.py"),
+    ("exec --seed -5 script.py", "--seed -5"),
+    ("show b7 --cubin folder", "it is a folder"),
+    ("trace c2 -o folder", "it is a folder"),
+    ("trace c2 -o c2.png", "F.svg"),
+    ("trace c2 -o nowhere/c2.json", "no folder nowhere"),
+    ("pack a0 -o empty.ptx", "empty.ptx is a file"),
 ]
 
-TABLE = VERBS_AND_OPTIONS + RUNGS_AND_SERIES + SHAPES + DTYPES_AND_ARCHS + POLICIES_AND_PLACES + FILES
+#: options that nothing would come of
+IDLE = [
+    ("run c2:stages=2", "knobs are for pack"),
+    ("pack --add -o p", "add --ops"),
+    ("pack c2 --ops -o p", "leave the rungs out"),
+    ("pack c2:stages=0 -o p", "nothing to pack: c2"),
+    ("check a0 --arg f32[3]", "--arg is for a PTX file"),
+    ("check empty.ptx --shape 3", "--shape is for a rung"),
+    ("check --zoo tmem-leak --advice", "--advice is for a rung"),
+]
+
+PTX_FILES = [
+    ("check nowhere.ptx", "nowhere.ptx"),
+    ("check folder.ptx", "cannot read folder.ptx"),
+    ("check empty.ptx", "empty.ptx is no PTX"),
+    ("check binary.ptx", "binary.ptx is no text"),
+    ("check k.ptx", "0 given: --arg"),
+    ("check k.ptx --arg f32[99999999999999]", "give a smaller array"),
+]
+
+TABLE = VERBS_AND_OPTIONS + RUNGS_AND_SERIES + SHAPES + DTYPES_AND_ARCHS + POLICIES_AND_PLACES + FILES + IDLE + PTX_FILES
+KERNEL = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k(.param .u64 p) { ret; }\n"
+
+
+@pytest.fixture
+def around(tmp_path, monkeypatch) -> None:
+    """The folder that a person is in, with what they may name."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("folder", "folder.ptx"):
+        (tmp_path / name).mkdir()
+    for name, data in {"script.py": b"", "empty.ptx": b"", "binary.ptx": b"\xff\xfe", "k.ptx": KERNEL.encode()}.items():
+        (tmp_path / name).write_bytes(data)
 
 
 @pytest.mark.parametrize(("line", "word"), TABLE, ids=[line for line, _ in TABLE])
-def test_refused_in_one_line(ask, line, word):
+def test_refused_in_one_line(ask, around, line, word):
     said = ask(*line.split(" "))
     assert said.code == 2, said
     assert said.out == ""

@@ -162,3 +162,10 @@ def test_a_replay_of_a_rung_asks_for_the_same_run(capsys, monkeypatch):
     words = shlex.split(found.pop("replay"))[1:]
     assert words[1] == "a2-smem-padded" and main([*words, "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["findings"] == [found]
+
+
+def test_more_schedules_than_fit_in_memory():
+    from tensorladder.measure.hazards import policies_of
+
+    policies = policies_of("lazy", 10**15)
+    assert [next(policies) for _ in range(3)] == ["lazy", "random:1", "random:2"]
