@@ -187,17 +187,7 @@ class TileStore:
             epilogue.complete(tCrF, tCrG, *given, alpha, beta, self.activation)
             tCrD.store(tCrF.load().to(self.dtype))
 
-            # The buffer is free once the store from it, `stages` chunks ago, has read it; the first chunk of a tile
-            # waits for all of the tile before, whose buffers it takes in another order.
-            buffer = group * self.stages + number % self.stages
-            if warp == 0:
-                cute.arch.cp_async_bulk_wait_group(self.stages - 1 if number else 0, read=True)
-            together.arrive_and_wait()
-            cute.copy(atom_r2s, thr_r2s.retile(tCrD), thr_r2s.partition_D(sC[None, None, buffer]))
-
-            # Each writer's fence, then the barrier, then the store: the other way round TMA could read stale bytes.
-            cute.arch.fence_proxy("async.shared", space="cta")
-            together.arrive_and_wait()
+            # Known before the barriers, behind which a constant's way to a register would count.
             first = self.place(number, coord, group)
             end = self.limit(number, limit, first)
             # Chunks outside of C are left out: a mode of one chunk would take any number for its first.
@@ -207,9 +197,23 @@ class TileStore:
                 along = 0 if self.swapped else 1
                 reach = self.chunk[0] if self.swapped else self.width(number)
                 by_tma = aligned and by_tma and first[along] + reach <= limit[along]
+            asks = by_tma and warp == 0
+
+            # A buffer is free once the store from it, `stages` chunks ago, has read it; the first chunk of a tile waits
+            # for all of the tile before, whose buffers it takes in another order, and with it all that have one.
+            buffer = group * self.stages + number % self.stages
+            if cutlass.const_expr(number == 0 or number >= self.stages):
+                if warp == 0:
+                    cute.arch.cp_async_bulk_wait_group(self.stages - 1 if number else 0, read=True)
+                together.arrive_and_wait()
+            cute.copy(atom_r2s, thr_r2s.retile(tCrD), thr_r2s.partition_D(sC[None, None, buffer]))
+
+            # Each writer's fence, then the barrier, then the store: the other way round TMA could read stale bytes.
+            cute.arch.fence_proxy("async.shared", space="cta")
+            together.arrive_and_wait()
+            if asks:
+                self.store(atoms, number, sC[None, None, buffer], first, coord, group, limit)
             if warp == 0:
-                if by_tma:
-                    self.store(atoms, number, sC[None, None, buffer], first, coord, group, limit)
                 cute.arch.cp_async_bulk_commit_group()
             if cutlass.const_expr(not self.tma):
                 if not by_tma:
