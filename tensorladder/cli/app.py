@@ -6,6 +6,7 @@ Exit codes: 0 what is reported is good; 1 a result is wrong or a hazard was foun
 from __future__ import annotations
 
 import errno
+import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -141,4 +142,10 @@ def _usage_line(error: Exception) -> str:
 
 def entry() -> None:
     """The console script."""
-    sys.exit(main())
+    closed = sys.stdout is None  # as `>&-` leaves it
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (as long as the process)
+    if closed:
+        output.complain("the output cannot be written: it is closed")
+    sys.exit(1 if closed else main())

@@ -126,7 +126,8 @@ PTX_FILES = [
     ("check k.ptx --arg f32[99999999999999]", "give a smaller array"),
 ]
 
-TABLE = VERBS_AND_OPTIONS + RUNGS_AND_SERIES + SHAPES + DTYPES_AND_ARCHS + POLICIES_AND_PLACES + FILES + IDLE + PTX_FILES
+ABOUT_RUNGS = VERBS_AND_OPTIONS + RUNGS_AND_SERIES + SHAPES + DTYPES_AND_ARCHS + POLICIES_AND_PLACES
+TABLE = ABOUT_RUNGS + FILES + IDLE + PTX_FILES
 KERNEL = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k(.param .u64 p) { ret; }\n"
 
 

@@ -144,6 +144,13 @@ def test_a_reader_that_goes_away_is_no_error(program):
 HEAVY = ("cutlass", "llvmlite", "numba", "torch", "tvm", "tvm_ffi")
 
 
+def test_streams_that_are_closed():
+    line = f"{sys.executable} -m tensorladder"
+    done = subprocess.run(f"{line} list >&-", shell=True, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (1, "tensorladder: the output cannot be written: it is closed\n")
+    assert subprocess.run(f"{line} run nothing 2>&-", shell=True).returncode == 2
+
+
 def test_listing_and_showing_import_nothing_heavy():
     """The base install is numpy, typer and rich: the rest may be absent."""
     code = (
