@@ -31,7 +31,7 @@ from tensorladder.cli import (
     submit,
     trace,
 )
-from tensorladder.core.errors import TensorladderError
+from tensorladder.core.errors import TensorladderError, missing_extra
 from tensorladder.core.pipes import silence
 
 USAGE = 2
@@ -102,6 +102,12 @@ def _run(arguments: Sequence[str] | None) -> int:
     except TensorladderError as error:
         output.complain(error)
         return error.exit_code
+    except ModuleNotFoundError as error:
+        missing = missing_extra(error)
+        if missing is None:
+            raise
+        output.complain(missing)
+        return missing.exit_code
     except (KeyboardInterrupt, typer.Abort):
         output.complain("interrupted")
         return INTERRUPTED

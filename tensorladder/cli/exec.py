@@ -14,16 +14,13 @@ from tensorladder.cli import output, stops
 from tensorladder.cli.check import text_of
 from tensorladder.cli.options import Baseline, Junit, Policy, Sarif, WriteBaseline
 from tensorladder.core import arch as architectures
-from tensorladder.core.errors import MissingExtra, Stopped, TensorladderError, UsageError
+from tensorladder.core.errors import Stopped, TensorladderError, UsageError, missing_extra
 from tensorladder.measure.hazard_files import HazardFiles
 from tensorladder.measure.request import parse_policy, parse_seed
 
 if TYPE_CHECKING:
     from tensorladder.measure.accepted import Judged
     from tensorladder.measure.scripts import Unchecked
-
-# Modules that scripts import and the extras that bring them.
-EXTRAS = {"torch": "torch", "cutlass": "climb", "cuda": "climb", "tvm_ffi": "climb", "tvm": "tirx", "triton": "triton"}
 
 
 def exec_script(
@@ -60,11 +57,11 @@ def exec_script(
     except (TensorladderError, BrokenPipeError):  # the latter: whoever read the script's output went away
         raise
     except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package not in EXTRAS:
-            _print_from_the_script(error, script)
-            return 1
-        raise MissingExtra(package, EXTRAS[package]) from error
+        missing = missing_extra(error)
+        if missing is not None:
+            raise missing from error
+        _print_from_the_script(error, script)
+        return 1
     except Exception as error:
         _print_from_the_script(error, script)
         return 1

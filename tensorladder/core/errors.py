@@ -26,6 +26,19 @@ class MissingExtra(UsageError):
         self.extra = extra
 
 
+#: top-level modules of optional dependencies, and the extra that brings each
+EXTRAS = {
+    **dict.fromkeys(("cutlass", "tvm_ffi", "cuda", "llvmlite", "numba", "ml_dtypes"), "climb"),
+    **{name: name for name in ("torch", "triton", "ray", "modal")}, "tvm": "tirx",
+}  # fmt: skip
+
+
+def missing_extra(error: ModuleNotFoundError) -> MissingExtra | None:
+    """What to say of a module that is not there; None where no extra brings it."""
+    package = (error.name or "").partition(".")[0]
+    return MissingExtra(package, EXTRAS[package]) if package in EXTRAS else None
+
+
 class Unsupported(TensorladderError):
     """Something that is not modelled (an instruction, a modifier, an attribute): verdict `incomplete`."""
 

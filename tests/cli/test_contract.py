@@ -144,6 +144,22 @@ def test_a_reader_that_goes_away_is_no_error(program):
 HEAVY = ("cutlass", "llvmlite", "numba", "torch", "tvm", "tvm_ffi")
 
 
+@pytest.mark.parametrize(
+    ("line", "module", "extra"),
+    [("exec script.py", "llvmlite", "climb"), ("check k.ptx", "numba", "climb"), ("pack --ops -o p", "torch", "torch")],
+)
+def test_an_extra_that_is_not_there(tmp_path, line, module, extra):
+    """As after `pip install tensorladder` alone; in a process where nothing has been imported before."""
+    (tmp_path / "script.py").write_text("print('ran')")
+    (tmp_path / "k.ptx").write_text(".version 8.0\n.target sm_80\n.visible .entry k() { ret; }\n")
+    run = f"from tensorladder.cli import app; sys.exit(app.main({line.split()}))"
+    text = f"import sys; sys.modules[{module!r}] = None; {run}"
+    done = subprocess.run([sys.executable, "-c", text], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, ""), done
+    assert done.stderr.startswith(f"tensorladder: {module} ") and done.stderr.count("\n") == 1
+    assert f"pip install 'tensorladder[{extra}]'" in done.stderr
+
+
 def test_streams_that_are_closed():
     line = f"{sys.executable} -m tensorladder"
     done = subprocess.run(f"{line} list >&-", shell=True, capture_output=True, text=True)
