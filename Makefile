@@ -37,6 +37,7 @@ matrix: setup-test  ## every rung under every policy and 20 random schedules
 
 lint: setup-test  ## ruff and mypy
 	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check -q .
 	@$(PY) -m mypy
 
 bench: setup-test  ## the speed claims, as ratios in one run

@@ -89,7 +89,7 @@ def _expected(torch: Any, tensors: Tensors, shape: tuple[int, ...]) -> tuple[Any
 def _one(
     torch: Any, opened: Pack, entry: Entry, sets: list[Tensors], expected: tuple[Any, Any], meter: Meter,
     options: Options,
-) -> Iterator[bench.Record]:
+) -> Iterator[bench.Record]:  # fmt: skip
     kernel, stream = opened.kernel(entry), torch.cuda.current_stream().cuda_stream
     ours = [kernel.bind(stream, *tensors.values()) for tensors in sets]
     y = sets[0]["Y"].fill_(math.nan).view(-1, entry.shape[4])

@@ -102,9 +102,7 @@ def table(records: Sequence[bench.Record]) -> str:
     for stages in DEPTHS:
         cells = [found.get((stages, tile, k)) for tile, k in columns]
         lines.append(f"{stages:>8}" + "".join(f"{_cell(cell):>20}" for cell in cells))
-    speeds = [
-        {n: found[n, tile, k]["ratio"] for n in DEPTHS if (n, tile, k) in found} for tile, k in columns
-    ]
+    speeds = [{n: found[n, tile, k]["ratio"] for n in DEPTHS if (n, tile, k) in found} for tile, k in columns]
     enough = [_enough(speed) for speed in speeds]
     lines.append(f"{'enough':>8}" + "".join(f"{depth:>20}" for depth in enough))
     return "\n".join(lines)

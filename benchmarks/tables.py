@@ -77,9 +77,11 @@ def ladder(stem: str, host: Record, records: Sequence[Record], published: Sequen
         yield f"| {rung}{' (aside)' if rung in beside else ''} | {' | '.join(cells)} |"
     yield ""
     absent = ", ".join(host.get("not_measured", []))
-    yield "Published: the kernel of the same step in learn-cutedsl, in turns with ours in a run of its own." + (
-        f" Not measured: {absent}, whose code this GPU does not run." if absent else ""
-    ) + (f" {ALONE}" if both else "")
+    yield (
+        "Published: the kernel of the same step in learn-cutedsl, in turns with ours in a run of its own."
+        + (f" Not measured: {absent}, whose code this GPU does not run." if absent else "")
+        + (f" {ALONE}" if both else "")
+    )
 
 
 def _rung_cells(record: Record | None, published: Record | None) -> list[str]:

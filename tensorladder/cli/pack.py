@@ -40,9 +40,7 @@ def pack(
         list[str] | None, typer.Option("--form", metavar="bf16,bias=bf16", help="of the ops, these (repeatable)")
     ] = None,
     sms: Annotated[int, typer.Option("--sms", help="of the ops, for a GPU of so many SMs")] = SMS,
-    tune: Annotated[
-        bool, typer.Option("--tune", help="of the ops, with --shape: all that tune=True measures")
-    ] = False,
+    tune: Annotated[bool, typer.Option("--tune", help="of the ops, with --shape: all that tune=True measures")] = False,
     add: Annotated[bool, typer.Option("--add", help="of the ops, to a pack that is there")] = False,
     as_json: Json = False,
 ) -> int:

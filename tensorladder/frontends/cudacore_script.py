@@ -522,6 +522,3 @@ def _namespace(session: Session) -> dict[str, Any]:
     except ImportError:
         return {"cuda": Facade("cuda", session, {})}
     return {}
-
-
-

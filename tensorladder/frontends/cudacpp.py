@@ -80,9 +80,7 @@ class _Host:
         asked = self.call(*(dlpack.view(array) for array in arrays))
         check_launch(find(self.module.arch), asked.grid, asked.block, asked.cluster, asked.smem, name=self.name)
         params = pack(self.head, asked.params, self.name)
-        stream.enqueue(
-            Launch(self.module, self.kernel, asked.grid, asked.block, params, asked.smem, asked.cluster)
-        )
+        stream.enqueue(Launch(self.module, self.kernel, asked.grid, asked.block, params, asked.smem, asked.cluster))
 
 
 def pack(head: Entry, params: tuple[Parameter, ...], name: str) -> bytes:

@@ -200,7 +200,7 @@ class Compiled:
 def compile_function(
     fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], arch: str, options: str, keep_mlir: bool,
     lines: bool = True,
-) -> Compiled:
+) -> Compiled:  # fmt: skip
     """Run the DSL's compiler for `arch`. lines: with source lines. UsageError (one line) for whatever it refuses."""
     cutlass = load()
     with _LOCK, tempfile.TemporaryDirectory(prefix="tensorladder-") as folder:

@@ -168,9 +168,7 @@ def _launch_plain(kernel: int, *rest: int) -> int:
     return _enqueue(kernel, rest[:3], rest[3:6], rest[6], rest[7], {}, rest[8] or 0)
 
 
-def _enqueue(
-    handle: int, grid: Any, block: Any, args: int, smem: int, attributes: dict[str, Any], on: int
-) -> int:
+def _enqueue(handle: int, grid: Any, block: Any, args: int, smem: int, attributes: dict[str, Any], on: int) -> int:
     kernel = _kernel(handle)
     head = entry(kernel.module.ptx, kernel.name)
     cluster = attributes.pop("cluster", None) or head.cluster or (1, 1, 1)
@@ -366,9 +364,7 @@ class HostCode:
     `call(stream, function)`, with `function` entering native code.
     """
 
-    def __init__(
-        self, image: bytes, module: Module, name: str, libraries: tuple[Any, ...] = (), llvm: bool = True
-    ):
+    def __init__(self, image: bytes, module: Module, name: str, libraries: tuple[Any, ...] = (), llvm: bool = True):
         self.module = module
         self.name = name
         if not llvm:

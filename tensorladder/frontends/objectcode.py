@@ -104,9 +104,7 @@ class ObjectCode:
             if name and home in self._places:
                 self._defined[_text(image, self._sections[table.link].offset + name)] = self._places[home] + value
 
-    def _relocate(
-        self, image: bytes, section: _Section, resolve: Callable[[str], int | None], base: int
-    ) -> None:
+    def _relocate(self, image: bytes, section: _Section, resolve: Callable[[str], int | None], base: int) -> None:
         table = self._sections[section.link]
         for at in range(section.offset, section.offset + section.size, 24):
             offset, kind, symbol, addend = struct.unpack_from("<QIIq", image, at)

@@ -398,9 +398,7 @@ def _now() -> str:
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
 
 
-def emulated(
-    suite: Suite, specs: Sequence[str], arch: str | None, refused: list[str]
-) -> list[harness.Request]:
+def emulated(suite: Suite, specs: Sequence[str], arch: str | None, refused: list[str]) -> list[harness.Request]:
     """What is run on the virtual GPU: the ladder at the rungs' default shapes, other suites' shapes where small.
 
     arch: of the virtual GPU; None: each rung's first. refused: gets a line for each shape that is left out. UsageError

@@ -143,6 +143,4 @@ class DynamicKernel:
             if demand is not None
         )
         launches = templates(self._program, arrays, given.unread)
-        return Entry(
-            given.rung, given.arch, shapes[0], given.dtype, given.config, given.source, arrays, launches
-        )
+        return Entry(given.rung, given.arch, shapes[0], given.dtype, given.config, given.source, arrays, launches)

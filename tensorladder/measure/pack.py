@@ -183,9 +183,7 @@ def unread(ptx: str) -> dict[str, list[list[int]]]:
     return {kernel: [list(part) for part in ptxparams.unread(ptx, kernel)] for kernel in ptxparams.entries(ptx)}
 
 
-def make_all(
-    asked: Iterable[Wanted], arch: str, refused: list[str] | None = None
-) -> Iterator[Made]:
+def make_all(asked: Iterable[Wanted], arch: str, refused: list[str] | None = None) -> Iterator[Made]:
     """`make` for each. refused: where refusals of single ones go as one line each, instead of ending everything."""
     for one in asked:
         try:

@@ -131,12 +131,18 @@ SUITES: dict[str, Suite] = {
             ops=("bias-silu", "bias-residual", "swiglu"),
         ),
         Suite(
-            "grouped", "experts' layers, tokens in 8, 32 or 128 uneven groups", "bf16", _EXPERTS,
+            "grouped",
+            "experts' layers, tokens in 8, 32 or 128 uneven groups",
+            "bf16",
+            _EXPERTS,
             ops=("grouped-8", "grouped-32", "grouped-128"),
         ),
         Suite("fp8", "the op on e4m3, scales by tensor and by row", "e4m3", _FEW, ops=("fp8", "fp8-rows")),
         Suite(
-            "twins", "rungs in CUDA C++ and their twins in CuTe DSL", "fp16", _cubes(2048),
+            "twins",
+            "rungs in CUDA C++ and their twins in CuTe DSL",
+            "fp16",
+            _cubes(2048),
             rungs=tuple(name for pair in TWINS for name in pair if name),
         ),
     )

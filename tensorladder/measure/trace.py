@@ -195,4 +195,3 @@ def _word(text: str) -> str:
 def only_first(timeline: Timeline, count: int) -> Timeline:
     """The part of the first `count` CTAs by SM."""
     return timeline.only(timeline.groups[:count])
-

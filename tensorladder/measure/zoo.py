@@ -45,6 +45,7 @@ def check(info: CaseInfo, broken: bool, policy: str | None = None) -> Outcome:
     import numpy as np
 
     from tensorladder.vgpu import Device
+
     checker = new_checker()
     policy = policy or info.case.policy
     device = Device(info.case.arch, policy, timeout=SECONDS, checker=checker)

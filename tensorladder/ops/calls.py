@@ -229,9 +229,7 @@ class Work:
             made["ends"] = torch.cat((cuts.sort().values, last)).to(torch.int32)
         if call.scales:
             for name, extents in (("p", (m, 1)), ("q", (1, n))):
-                factors = torch.rand(
-                    extents if call.scales == "row" else (), generator=generator, device=self.device
-                )
+                factors = torch.rand(extents if call.scales == "row" else (), generator=generator, device=self.device)
                 made[name] = factors + 0.5
         return made
 

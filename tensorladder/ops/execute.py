@@ -43,7 +43,7 @@ knobs = functools.lru_cache(maxsize=1024)(kernels.config)
 def run(
     plan: Plan, tensors: dict[str, torch.Tensor | None], call: dict[str, torch.Tensor | None], alpha: float,
     beta: float, config: Any = None, tune: bool = False,
-) -> Launcher | None:
+) -> Launcher | None:  # fmt: skip
     """Multiply. `plan` is not empty. tune: measure what is fastest, unless that is known (`ops.tune`).
 
     Gives what launches such products again, on a GPU; None on the virtual one. call: as `launch.make` takes it.
@@ -84,7 +84,7 @@ def _is_gpu(device: torch.device) -> bool:
 def _on_gpu(
     plan: Plan, tensors: Mapping[str, torch.Tensor | None], call: Mapping[str, torch.Tensor | None],
     factors: tuple[float, float], config: Any, tune: bool,
-) -> Launcher:
+) -> Launcher:  # fmt: skip
     device = tensors["a"].get_device()  # type: ignore[union-attr]
     have, sms = _properties(device)
     arch = of_gpu(have)

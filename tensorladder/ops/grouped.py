@@ -113,7 +113,7 @@ def grouped_matmul(
 def compute(
     a: Tensor, b: Tensor, offs: Tensor, bias: Tensor | None, scale_a: Tensor | None, scale_b: Tensor | None,
     activation: str, out_dtype: torch.dtype | None, config: Any = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Plan, check and run a product of groups of rows or of K, or do again what one like it did; without gradients."""
     if (scale_a is None) != (scale_b is None):
         scale_a = ones(1, a.device) if scale_a is None else scale_a
@@ -255,7 +255,7 @@ def _on_virtual(planned: GroupedPlan, given: dict[str, Tensor], config: Any, pol
 def operator(
     a: Tensor, b: Tensor, offs: Tensor, bias: Optional[Tensor], scale_a: Optional[Tensor], scale_b: Optional[Tensor],
     activation: str, out_dtype: Optional[torch.dtype],
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """`compute` as an operator: traced and differentiated by torch."""
     return compute(a, b, offs, bias, scale_a, scale_b, activation, out_dtype)
 

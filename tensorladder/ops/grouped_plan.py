@@ -57,7 +57,7 @@ class GroupedPlan:
 def plan(
     a: Array, b: Array, offs: Array, *, bias: Array | None = None, scale_a: Array | None = None,
     scale_b: Array | None = None, activation: str = "none", out_dtype: str | None = None,
-) -> GroupedPlan:
+) -> GroupedPlan:  # fmt: skip
     """Analyse a call: a (T, K) by b (G, K, N), or a (M, T) by b (T, N); offs (G,). bias: (N,), (1, N) or (G, N).
     scale_a: one factor or (T,), scale_b: as a bias; both or none, for groups of rows.
 
@@ -109,9 +109,7 @@ def _ragged(a: Array, b: Array) -> str:
     raise UsageError(f"a: shape {a.shape} by {b.shape}: each takes 2 or 3 extents")
 
 
-def _check_types(
-    a: Array, b: Array, offs: Array, bias: Array | None, activation: str, stored: str
-) -> None:
+def _check_types(a: Array, b: Array, offs: Array, bias: Array | None, activation: str, stored: str) -> None:
     if a.dtype not in INPUTS:
         raise UsageError(f"a: {a.dtype}: it takes {', '.join(INPUTS)}")
     if b.dtype != a.dtype:

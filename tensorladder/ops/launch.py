@@ -90,8 +90,7 @@ def relative(
     numbers = {name: number for number, name in enumerate([*order(call), "factors"])}
     bases = {name: _address(call.get(name)) for name in numbers}
     return [
-        _moved(one, list(here.items()), numbers, bases)
-        for one in templates(kernel.program, arrays, kernel.unread, low)
+        _moved(one, list(here.items()), numbers, bases) for one in templates(kernel.program, arrays, kernel.unread, low)
     ]
 
 

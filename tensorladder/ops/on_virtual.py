@@ -28,7 +28,7 @@ BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # numpy has no bfloat16
 def run(
     plan: Plan, tensors: dict[str, torch.Tensor | None], factors: tuple[float, float], config: Any,
     program: Callable[[Any, Any, str], Any], where: Virtual,
-) -> None:
+) -> None:  # fmt: skip
     """Multiply CPU tensors. factors: alpha and beta. program: compiles a kernel of a form, a config and an
     architecture."""
     try:

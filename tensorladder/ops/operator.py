@@ -49,7 +49,7 @@ def compute(
     a: Tensor, b: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, scale_a: Tensor | None = None,
     scale_b: Tensor | None = None, gated: str = "", activation: str = "none", alpha: float = 1.0, beta: float = 0.0,
     out_dtype: torch.dtype | None = None, tune: bool = False, config: Any = None, out: Tensor | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Plan, check and run a product of plain tensors; without gradients. gated: "", or the layout of b's columns."""
     given = (a, b, out, bias, residual, scale_a, scale_b)
     known = fast.call(*given, gated, activation, alpha, beta, out_dtype, tune, config, inside=True)
@@ -120,9 +120,7 @@ def matmul_out(
 
 
 @matmul.register_fake
-def _fake(
-    a, b, bias, residual, scale_a, scale_b, gated, activation, alpha, beta, out_dtype, tune
-):  # type: ignore[no-untyped-def]
+def _fake(a, b, bias, residual, scale_a, scale_b, gated, activation, alpha, beta, out_dtype, tune):  # type: ignore[no-untyped-def]
     _check_extents(a, b, bias, gated)
     lead = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     columns = b.shape[-1] // 2 if gated else b.shape[-1]
@@ -157,9 +155,7 @@ torch.library.register_fake("tensorladder::product", _fake, lib=_library)
 
 
 @matmul_out.register_fake
-def _fake_out(
-    a, b, out, bias, residual, scale_a, scale_b, gated, activation, alpha, beta, tune
-):  # type: ignore[no-untyped-def]
+def _fake_out(a, b, out, bias, residual, scale_a, scale_b, gated, activation, alpha, beta, tune):  # type: ignore[no-untyped-def]
     return None
 
 
@@ -228,7 +224,7 @@ def _through_epilogue(ctx, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: igno
 def product(
     a: Tensor, b: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, *, alpha: float,
     beta: float = 0.0, out_dtype: torch.dtype | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """The operator for a gradient's products."""
     return call(a, b, bias, residual, None, None, "", "none", alpha, beta, out_dtype, False)
 

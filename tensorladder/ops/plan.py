@@ -387,9 +387,7 @@ def _rows(name: str, array: Array) -> Matrix:
     return Matrix((rows, cols), "k", down if rows > 1 else -(-cols // unit) * unit, l, step if l > 1 else 0)
 
 
-def _stored_by_tma(
-    c: Matrix, r: Matrix | None, out: Array | None, bias: Array | None, residual: Array | None
-) -> bool:
+def _stored_by_tma(c: Matrix, r: Matrix | None, out: Array | None, bias: Array | None, residual: Array | None) -> bool:
     """Whether all that the epilogue reads and writes lies as `Form.c_tma` wants it."""
     steps = [c.shape[1], c.pitch, c.step, *((r.pitch, r.step) if r else ())]
     fits = all(step % PITCH["fp32"] == 0 and step * BYTES["fp32"] < REACH for step in steps)

@@ -91,7 +91,7 @@ def swiglu(
 def _call(
     given: dict[str, Any], gated: str, activation: str, alpha: float, beta: float, out: Any,
     out_dtype: torch.dtype | None, config: Any, tune: bool,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Through torch's operators where torch has to know; not with a config, which these cannot carry."""
     given = {name: tensor(name, one) for name, one in given.items()}
     out = tensor("out", out)

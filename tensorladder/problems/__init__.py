@@ -35,7 +35,7 @@ PROBLEMS: dict[str, Problem] = {
         GEMM_BLOCK_SCALED, ATTENTION, ATTENTION_CAUSAL, SPARSE_ATTENTION, SWIZZLE, TV_TO_MN, DOUBLED,
         TOPK_INDEXER, CONVOLUTION,
     )
-}
+}  # fmt: skip
 
 
 def find(name: str) -> Problem:

@@ -100,9 +100,7 @@ def gemm_problem(
     )
 
 
-GEMM = gemm_problem(
-    "gemm", "C = A B^T", default_shape=(256, 256, 256), dtypes=("fp16", "bf16", "fp32", "e4m3")
-)
+GEMM = gemm_problem("gemm", "C = A B^T", default_shape=(256, 256, 256), dtypes=("fp16", "bf16", "fp32", "e4m3"))
 GEMM_BATCHED = gemm_problem("gemm_batched", "C[l] = A[l] B[l]^T", batched=True, default_shape=(2, 128, 128, 64))
 GEMM_COLWISE_SCALE = gemm_problem(
     "gemm_colwise_scale", "C = (A B^T) * R, a factor a column", scaled=True, default_shape=(256, 256, 256)

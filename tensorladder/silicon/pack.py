@@ -72,9 +72,7 @@ class Template:
 
     def launch(self, module: Module) -> Launch:
         """The launch of this module's kernel, its addresses as they stand in `params`."""
-        return Launch(
-            module, self.kernel, self.grid, self.block, self.params, self.smem, self.cluster, self.attributes
-        )
+        return Launch(module, self.kernel, self.grid, self.block, self.params, self.smem, self.cluster, self.attributes)
 
 
 @dataclass(frozen=True)
@@ -399,5 +397,3 @@ def _address(entry: Entry, want: Array, tensor: Any) -> int:
     if address % ALIGN:
         raise refuse("address", hex(address), f"multiples of {ALIGN} bytes")
     return address
-
-

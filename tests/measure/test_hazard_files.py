@@ -125,6 +125,7 @@ def test_a_graver_verdict_is_new_and_what_is_not_modelled_is_never_accepted(sour
 def test_ptx_is_known_by_kernel_and_instruction_and_words_by_words(tmp_path):
     path = tmp_path / "k.ptx"
     path.write_text("\nst.shared.u32  [%r3], %r17;\n")
+
     def finding(line):
         return Finding("race", "x", Where("st.shared.u32", ptx_line=line, kernel="k"))
 

@@ -25,7 +25,7 @@ FORMS = NARROW + [
         ("fp16", "bf16"), ("bf16", "fp32"), ("", "fp16"), ("", "fp32"), itertools.product(("k", "mn"), repeat=2),
         ("none", "gelu"), (False, True), (False, True),
     )
-]
+]  # fmt: skip
 EXTENT = st.integers(1, 40000) | st.sampled_from([1, 2**31 - 1])
 
 

@@ -234,10 +234,16 @@ CALLS = [
     (lambda: tensorladder.grouped_matmul(normal(8), normal(2, 8, 8), ends(4, 8)), "a: shape"),
     (lambda: tensorladder.grouped_matmul(normal(2, 8, 8), normal(8, 8), ends(4, 8), bias=normal(8)), "bias: columns"),
     (lambda: tensorladder.grouped_matmul(normal(2, 7, 8), normal(8, 8), ends(4, 8)), "groups of columns"),
-    (lambda: tensorladder.grouped_matmul(normal(8, 8), normal(8, 8), ends(4, 8), scale_a=torch.ones(8)),
-     "scale_a: groups of K"),
-    (lambda: tensorladder.grouped_matmul(normal(8, 8).requires_grad_(), normal(2, 8, 8), ends(4, 8),
-                                         scale_a=torch.ones(8)), "scale_a: has no gradients"),
+    (
+        lambda: tensorladder.grouped_matmul(normal(8, 8), normal(8, 8), ends(4, 8), scale_a=torch.ones(8)),
+        "scale_a: groups of K",
+    ),
+    (
+        lambda: tensorladder.grouped_matmul(
+            normal(8, 8).requires_grad_(), normal(2, 8, 8), ends(4, 8), scale_a=torch.ones(8)
+        ),
+        "scale_a: has no gradients",
+    ),
 ]
 
 

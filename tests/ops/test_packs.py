@@ -196,5 +196,3 @@ with pytest.MonkeyPatch.context() as patch:
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0 and done.stdout == "2 []\n", done.stdout + done.stderr
-
-

@@ -131,7 +131,7 @@ def check_whole(root: Node) -> None:
 
 def test_it_is_whole_and_loads_nothing(tree, html):
     check_whole(tree)
-    assert html.startswith("<!DOCTYPE html>\n<html lang=\"en\">")
+    assert html.startswith('<!DOCTYPE html>\n<html lang="en">')
     assert len(html.encode()) < 4_000_000
 
 
@@ -225,7 +225,7 @@ def hostile_rung(folder: Path, name: str) -> RungInfo:
     """A rung whose every text tries to be something else."""
     path = folder / "rung.py"
     text = HOSTILE.replace("\0", "")
-    path.write_text(f'class Knobs:\n    {text!r}\n    tile: int = {text!r}\n# {text}\n', encoding="utf-8")
+    path.write_text(f"class Knobs:\n    {text!r}\n    tile: int = {text!r}\n# {text}\n", encoding="utf-8")
     doc = f"{HOSTILE}\n\nAdds:\n    {HOSTILE}\n    - `{HOSTILE.replace('`', '')}`\n\nRun:\n    {HOSTILE}"
     rung = Rung(name, "a0-vector-add", HOSTILE, (HOSTILE,), "gemm", (HOSTILE,), "Knobs")
     return RungInfo(rung, path, "none", doc)

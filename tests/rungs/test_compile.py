@@ -205,9 +205,10 @@ def test_fp8_fills_the_same_rows_with_twice_the_elements():
     for name, shape in (("c3-persistent", "m64n256k32"), ("c5-ping-pong", "m64n128k32")):
         program = compiled(name, dtype="e4m3")
         assert f"wgmma.mma_async.sync.aligned.{shape}.f32.e4m3.e4m3" in program.modules[0].ptx
-        assert launch_of(name, (256, 256, 256), "e4m3", program).smem == launch_of(
-            name, (256, 256, 256), "fp16", compiled(name)
-        ).smem
+        assert (
+            launch_of(name, (256, 256, 256), "e4m3", program).smem
+            == launch_of(name, (256, 256, 256), "fp16", compiled(name)).smem
+        )
 
 
 def test_the_second_kernel_is_launched_as_a_dependent():

@@ -69,7 +69,8 @@ FORMS = [
     (Form("bf16", "bf16", "bf16", activation="silu", gated=True, c_tma=False), NARROW, (20, 70, 264, 2)),
     (
         Form("fp16", "fp16", b_major="mn", activation="gelu", scaled=True, gated=True, c_tma=False),
-        WIDE, (9, 136, 200, 1),
+        WIDE,
+        (9, 136, 200, 1),
     ),
     (Form("bf16", "fp32", gated=True, c_tma=False), Config((64, 16, 128), sm_count=4), (9, 70, 520, 1)),
     (Form("e4m3", "bf16", bias="bf16", scaled=True, c_tma=False), NARROW, (17, 90, 272, 2)),
@@ -137,7 +138,8 @@ def reference(form, arrays):
 
 @pytest.mark.parametrize(
     ("form", "config", "shape", "policy"),
-    [(*one, policy) for one, policy in zip(FORMS, itertools.cycle(("lazy", "random:1", "timed")))], ids=str,
+    [(*one, policy) for one, policy in zip(FORMS, itertools.cycle(("lazy", "random:1", "timed")))],
+    ids=str,
 )
 def test_forms(form, config, shape, policy):
     arrays = Arrays(form, shape, policy)

@@ -192,8 +192,7 @@ _LANE0 = ".reg .pred %w0; .reg .b32 %lane; and.b32 %lane, %idx, 31; setp.eq.u32 
         ("or.b64 %db, %db, 0x3f00;", "tile of 16 rows at shared address 0x3f400 leaves the CTA's shared memory"),
         (f"{_LANE0} @%w0 bra HERE; ret; HERE:", "wgmma is executed by lanes 0x1 of the warp only"),
         (f"{_WARP0} @%w0 bra AWAY;", "of warps 0 to 3, only 1, 2, 3 issued an operation"),
-        (f"{_WARP0} @%w0 bra OTHER; bra GO; OTHER: {{mma}} GO:",
-         "the warps of a warpgroup differ in the instruction"),
+        (f"{_WARP0} @%w0 bra OTHER; bra GO; OTHER: {{mma}} GO:", "the warps of a warpgroup differ in the instruction"),
     ],
 )
 def test_a_warpgroup_that_does_not_agree_stops(before: str, words: str, policy: str) -> None:

@@ -48,9 +48,7 @@ def run_script(
     script = Path(path)
     if not script.is_file():
         raise UsageError(f"no such script: {str(path)!r}")
-    device = attached(
-        arch, policy, seed, checker, breakpoints=breakpoints, hooks=hooks, stream_factory=stream_factory
-    )
+    device = attached(arch, policy, seed, checker, breakpoints=breakpoints, hooks=hooks, stream_factory=stream_factory)
     with device as session, _as_main(script, argv), ended_with_the_script(session):
         code = _run(script, session)
     if code == 0 and session.incomplete is not None:  # the script caught it and went on
@@ -130,9 +128,7 @@ def _device_streams(
 ) -> StreamFactory:
     from ... import vgpu
 
-    device = vgpu.Device(
-        arch=arch, policy=policy, seed=seed, checker=checker, timeout=timeout, breakpoints=breakpoints
-    )
+    device = vgpu.Device(arch=arch, policy=policy, seed=seed, checker=checker, timeout=timeout, breakpoints=breakpoints)
     return lambda ranges: _ScriptStream(device, ranges)
 
 

@@ -1,5 +1,7 @@
 """Timelines of launches on the virtual GPU: what each warp, the TMA unit and the tensor cores did, and who let whom go.
 
+Of a launch:
+
     device = Device("sm_90a", policy="timed")
     device.traced = True
     ...                                   # launch

@@ -334,9 +334,7 @@ class _Launch:
                         name = f"ends {spans[made[n]].name}"
                         self.timeline.arrows.append(Arrow(name, source, made[n + 1]))
 
-    def _span_of(
-        self, source: _Source, at: dict[int, int], runs: dict[tuple[int, int], list[int]]
-    ) -> int | None:
+    def _span_of(self, source: _Source, at: dict[int, int], runs: dict[tuple[int, int], list[int]]) -> int | None:
         if isinstance(source, _Work):
             return at.get(id(source))
         cta, number, clock = source
@@ -355,4 +353,3 @@ class _Launch:
 def _queue(kind: int, warp: int) -> int:
     """Whose operations are told apart: a warp's, of WGMMA a warpgroup's."""
     return warp >> 2 if kind == L.OP_WGMMA else warp
-
