@@ -8,7 +8,7 @@
     python -m benchmarks.peers_checked --reviews                    # what is for review: findings and tests by message
 
 A finding of rank error is the kernel's fault where `tests.peers.checked.FAULTS` says why, and else the checker's. The
-exit code is 1 where one is not explained.
+exit code is 1 where one is not explained, and where a test failed for another reason.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.mutation_table import judged_by
 from tensorladder.core.pipes import piped
 from tensorladder.measure import bench
 from tests.peers.checked import FAULTS, faults_of, unexplained
@@ -129,9 +130,13 @@ def _subject(record: dict[str, Any]) -> str:
 def summary(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Tests by verdict; tests with an error that is the kernel's fault, by kind of it; and what nobody has explained.
 
-    checkers: tests by the digest of the checker that ran them (benchmarks.mutation_table.judged_by).
+    checkers: tests by the digest of the checker that ran them (benchmarks.mutation_table.judged_by). stale: how many
+    are of another checker's source than what is here.
     """
-    strange = [record["test"] for record in records if unexplained(record["test"], record["faults"])]
+    strange = [
+        record["test"] for record in records
+        if record["verdict"] == "failed" or unexplained(record["test"], record["faults"])
+    ]  # fmt: skip
     at_fault = [record for record in records if record["errors"] and record["test"] not in strange]
     kinds = collections.Counter(kind for record in at_fault for kind in record["errors"])
     kernels = {fault.kernel for record in at_fault for fault in faults_of(record["test"])}
@@ -142,6 +147,7 @@ def summary(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "at fault": {"tests": len(at_fault), "kernels": len(kernels), "by kind": dict(sorted(kinds.items()))},
         "unexplained": len(strange), "not explained": strange,
         "checkers": dict(collections.Counter(record.get("checker", "before") for record in records)),
+        "stale": sum(record.get("checker") != judged_by() for record in records),
     }  # fmt: skip
 
 

@@ -179,10 +179,15 @@ def unexplained(test: str, findings: Sequence[dict[str, Any]]) -> list[dict[str,
     return [f for f in findings if f["verdict"] == "error" and f["kind"] not in kinds]
 
 
-def record(test: str, files: Sequence[str], findings: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """A line of the results: what of a test's kernels was found. files: the subject's first, then what it needs."""
+def record(test: str, files: Sequence[str], findings: Sequence[dict[str, Any]], failed: bool) -> dict[str, Any]:
+    """A line of the results: what of a test's kernels was found. files: the subject's first, then what it needs.
+
+    A test that failed without a finding of rank error may not have run all of its kernels: its verdict is "failed".
+    """
     ranks = ("clean", "review", "incomplete", "error")
     verdict = max((f["verdict"] for f in findings), key=ranks.index, default="none launched")
+    if failed and verdict != "error":
+        verdict = "failed"
 
     def kinds(rank: str) -> dict[str, int]:
         return dict(sorted(Counter(f["kind"] for f in findings if f["verdict"] == rank).items()))

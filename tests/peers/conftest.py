@@ -33,6 +33,14 @@ OWNERS = {
 
 #: files that the running test asked for
 _FILES: list[str] = []
+_FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call) -> Iterator[None]:
+    report = yield
+    item.stash[_FAILED] = item.stash.get(_FAILED, False) or report.failed
+    return report
 
 
 @pytest.fixture(scope="session")
@@ -80,7 +88,8 @@ def checked_kernels(request, monkeypatch, tmp_path_factory) -> Iterator[None]:
         checked.write(findings, checked.found_by(checker), arch)
     found = checked.read(findings)
     test = f"{request.path.name}::{request.node.name}"
-    line = checked.record(test, _FILES, found) | {"seconds": round(time.perf_counter() - begin, 1)}
+    failed = request.node.stash[_FAILED]
+    line = checked.record(test, _FILES, found, failed) | {"seconds": round(time.perf_counter() - begin, 1)}
     with open(records, "a", encoding="utf-8") as out:
         out.write(json.dumps(line) + "\n")
     errors = checked.unexplained(test, found)

@@ -165,6 +165,8 @@ COURSE_MATRICES = [
 ] + [("c1_wgmma_tma_load_store", "sm_90a")]
 #: they are wrong by themselves (tests.peers.checked says why): a schedule may show it
 COURSE_AT_FAULT = ("c1_wgmma_tma_load_store", "z2_tmem_lower")
+#: its CTAs end while a bulk store may read their shared memory: for review, and wrong where such a store comes late
+COURSE_STORES_AT_EXIT = ("c2_profile",)
 COURSE_SIZE = re.compile(r"^( +M, N, K = )\d{4}, .*$", re.M)
 
 #: they print layouts and have nothing to check
@@ -214,16 +216,18 @@ def test_course_script(checkout, tmp_path, name, arch) -> None:
 @pytest.mark.parametrize("policy", ["eager", "lazy", "random:1"])
 @pytest.mark.parametrize(("name", "arch"), COURSE_MATRICES)
 def test_course_script_at_512(checkout, tmp_path, name, arch, policy) -> None:
-    """Copies whose matrices are 512 x 512 x 512; one that is at fault is found to be, whether its result is right."""
+    """Copies whose matrices are 512 x 512 x 512; one that may be wrong is found to be, whether its result is right."""
     source = checkout("learn-cutedsl", f"cutedsl/{name}.py").read_text()
     script = tmp_path / f"{name}.py"
     script.write_text(COURSE_SIZE.sub(r"\g<1>512, 512, 512", source))
     done = run(str(script), arch, "", policy, tmp_path)
     findings = os.environ.get(checked.FINDINGS)
-    if name not in COURSE_AT_FAULT:
+    late = name in COURSE_STORES_AT_EXIT and policy != "eager"
+    if not late and name not in COURSE_AT_FAULT:
         assert_passed(done)
     elif findings:
-        assert any(f["verdict"] == "error" for f in checked.read(Path(findings))), done.stdout[-500:]
+        expected = {"verdict": "review", "kind": "missing-wait"} if late else {"verdict": "error"}
+        assert any(expected.items() <= f.items() for f in checked.read(Path(findings))), done.stdout[-500:]
 
 
 @pytest.mark.parametrize("name", COURSE_PRINTS)

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.peers
 RENAMED = {
     "tma.async_copy_shared_to_global": "tma.async_store",
     "tma.async_copy_global_to_shared": "tma.async_load",
+    "tmem_block.value": "tmem_block",
 }
 PERSISTENT = [
     "test_persistent_matmul_pipelined[PersistentTileScheduler-4-3-64-64-64-208-416-304]",
