@@ -73,6 +73,10 @@ def check(
 ) -> int:
     """Run targets under the hazard checker: races, proxies, barriers, tensor memory, hangs."""
     targets = targets or []
+    if zoo and any((baseline, write_baseline, junit, sarif)):
+        raise UsageError("--zoo knows what each of its kernels is to give: no baseline, JUnit or SARIF file of it")
+    if zoo and breaks:
+        raise UsageError("--zoo with --break: show a case's PTX, and check that with --break")
     for_ptx = {
         "--kernel": kernel, "--grid": grid != "1", "--block": block != "32", "--cluster": cluster != "1",
         "--smem": smem, "--arg": arguments,
@@ -82,10 +86,6 @@ def check(
     _refuse_unless(any(ptx), for_ptx, "a PTX file")
     _refuse_unless(not zoo and not all(ptx), for_rungs, "a rung")
     if zoo:
-        if any((baseline, write_baseline, junit, sarif)):
-            raise UsageError("--zoo knows what each of its kernels is to give: no baseline, JUnit or SARIF file of it")
-        if breaks:
-            raise UsageError("--zoo with --break: show a case's PTX, and check that with --break")
         return _check_zoo(targets, as_json)
     if not targets:
         raise UsageError("nothing to check: name rungs or PTX files, or give --zoo")
