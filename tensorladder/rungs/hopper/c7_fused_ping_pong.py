@@ -266,8 +266,8 @@ class FusedGemm:
         if warp >= self.producer_warp:
             cute.arch.setmaxregister_decrease(self.producer_registers)
             if warp == self.producer_warp:
-                for atom in (tma_A, tma_B, *(made[0] for made in atoms if made)):
-                    cpasync.prefetch_descriptor(atom)
+                cpasync.prefetch_descriptor(tma_A)
+                cpasync.prefetch_descriptor(tma_B)
                 cute.arch.griddepcontrol_wait()
                 for tile in cutlass.range(cluster, num_tiles, clusters):
                     m, n, l = cluster_tile(tile, tiles, self.raster, self.cluster, (cta_m, cta_n))
