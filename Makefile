@@ -28,9 +28,10 @@ help:  ## what can be made
 climb: setup-climb  ## run the ladder on the virtual GPU and print the table
 	@$(PY) -m tensorladder climb $(ARGS)
 
-# A worker a core: threads of numpy's and torch's BLAS would only wait for each other.
+# A worker a core: threads of numpy's and torch's BLAS would only wait for each other. Tests start many processes, which
+# keep what they have compiled of Python, whatever the environment says.
 test: setup-test  ## run all tests but the policy matrix
-	@OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+	@PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 matrix: setup-test  ## every rung under every policy and 20 random schedules
 	@$(PY) -m pytest --matrix -m matrix $(ARGS)

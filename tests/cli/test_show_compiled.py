@@ -46,7 +46,7 @@ def test_cubin_is_the_machine_code_for_the_architecture_asked_for(ask, tmp_path,
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (("a0", "--cubin", "/no/such/folder/k.cubin"), "/no/such/folder/k.cubin: No such file"),
+        (("a0", "--cubin", "/no/such/folder/k.cubin"), "/no/such/folder/k.cubin: there is no folder"),
         (("a0", "--cubin", "k.cubin", "--ptx"), "--ptx and --cubin cannot be shown at once"),
         (("cuda-a1", "--mlir"), "its front end makes no MLIR: use --ptx"),
     ],
