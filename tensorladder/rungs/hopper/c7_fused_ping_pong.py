@@ -3,7 +3,8 @@
 Adds:
     What a model's products need, in the fastest kernel: c6's factors, residual, bias and activation, operands of either
     major and symbolic extents, under ping-pong, where an epilogue costs nothing as long as it takes less time than the
-    other warpgroup's multiplications; and besides these the products of a batch, fp8 with scales, a gated product.
+    other warpgroup's multiplications; and besides these the products of a batch, fp8 with scales, a gated product. On
+    an H200 with bias and gelu 1.14 times as fast as torch.compile, 1.04 as cuBLASLt (`bench --suite fused`, bf16).
     - A third mode of every tensor and tensor map numbers independent products; the tiles of one follow another's.
     - Gated: half of a tile's rows of B come from B, half from U. The gate and the other factor of a column of C are
       accumulators of one thread then, and nothing is exchanged. C's tile is half as wide.
@@ -16,12 +17,10 @@ Adds:
     - A and B can change places (`swap`): the kernel computes C^T = B A^T, and stmatrix turns C's tiles round on their
       way to shared memory. So tiles come in steps of 32 rows, too: 777 x 6400 x 1600 is 1.9 waves of 160 x 128.
     - Both warpgroups can also share a tile, as in c4: tiles of 256 x 128 read less of A and B for each multiplication,
-      which counts where L2 is what limits (pitches of A or B that are no multiple of 128 bytes, so that each row of a
-      box lies in two lines: 5000 cubed, 408 x 7416 x 3576).
+      which counts where L2 is what limits (pitches that are no multiple of 128 bytes: 5000 cubed, 408 x 7416 x 3576).
     - A cluster of one CTA is a kernel without clusters, for what is too small to share.
     - Launches overlap (programmatic dependent launch): barriers are initialised and descriptors fetched while the
-      kernel before is still at work, 1.5 us of every launch on an H200, a fifth of a 1024^3 product,
-      by a trial with and without it that no command here repeats.
+      kernel before is still at work, 1.5 us of every launch on an H200 (by hand), where 1024 cubed takes 6.
 
 Warp roles:
     | warps    | role, in each CTA                                                                      |
@@ -92,6 +91,7 @@ RUNG = Rung(
     name="c7-fused-ping-pong",
     parent="c5-ping-pong",
     adds="every form of a product: c6's epilogue, batches, fp8 with scales, gated; tiles of many widths",
+    aside="for products with all that stands around them, fp8 with scales, batches: what `matmul` runs on sm_90a",
     archs=("sm_90a",),
     problem="gemm_epilogue",
     dtypes=("fp16", "bf16"),

@@ -14,8 +14,10 @@ Adds:
       this one still runs (programmatic dependent launch).
     - CTAs of a cluster that work on different rows of B can have A multicast (`share`).
     - C is finished from shared memory, where it lies by rows: any pitch and any N.
-    On an H200, bf16: 8 x 28672 x 4096 in 53.7 us, 4.39 TB/s (cuBLAS 56.3) by tile=64x8x128,stages=12; 128 x 8192 x 8192
-    in 37.4 (38.0) by tile=128x128x64,warpgroups=2,passes=2,stages=5 (`tensorladder bench --suite llm --rungs c8:...`).
+    On an H200 in turns with the parent, fp16: 1.34 times as fast at 8 x 28672 x 4096 (54.6 us, 4.3 TB/s;
+    tile=64x8x128,stages=12), 3.4 at 16 x 4096 x 14336, 2.2 at 128 x 8192 x 8192
+    (tile=128x128x64,warpgroups=2,passes=2,stages=5), by hand; as the op's choice at 1 to 64 rows 1.05 to 1.18 of
+    cuBLAS's speed (`tensorladder bench --suite llm --op matmul`, bf16).
 
 Warp roles:
     | warps              | role, in each CTA of a cluster                                               |
@@ -77,6 +79,7 @@ RUNG = Rung(
     name="c8-split-k",
     parent="c2-warp-specialized",
     adds="few rows of A: operands swapped, K split over a cluster, sums added through distributed shared memory",
+    aside="for few rows of A (the decode step of a language model), where reading B takes all the time",
     archs=("sm_90a",),
     problem="gemm",
     dtypes=("fp16", "bf16", "e4m3"),

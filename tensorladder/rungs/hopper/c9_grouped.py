@@ -82,6 +82,7 @@ RUNG = Rung(
     name="c9-grouped",
     parent="c7-fused-ping-pong",
     adds="groups of rows, or of K, whose ends are read on the device: a mixture of experts and its gradients",
+    aside="for groups of rows or of K whose ends are known on the device alone (a mixture of experts)",
     archs=("sm_90a",),
     problem="ragged_gemm",
     dtypes=("bf16", "fp16"),

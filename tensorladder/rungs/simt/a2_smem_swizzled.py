@@ -3,9 +3,10 @@
 Adds:
     The XOR swizzle in place of padding. Chunk c of row r (16 bytes each, 8 a row) lies at chunk c ^ (r % 8) of that
     row. No byte is wasted, and, what padding by a word cannot give, every chunk stays 16-byte aligned: a tile is
-    written and read 16 bytes an instruction. It is faster because a load from shared memory brings 4 (fp32) or 8
-    (fp16, bf16) steps along K at once: 8 loads for 64 or 128 multiply-adds a thread, where the parent issues 32 or
-    64. Without the swizzle the 8 threads that a 16-byte access serves at a time would read one column of chunks, all
+    written and read 16 bytes an instruction. It is faster because a load from shared memory brings 4 (fp32) or 8 (fp16,
+    bf16) steps along K at once: 8 loads for 64 or 128 multiply-adds a thread, where the parent issues 32 or 64: on an
+    H200 at 4096 cubed 1.15 times as fast as the parent in fp32, though 0.97 in fp16 (122 registers a thread in place of
+    64). Without the swizzle the 8 threads that a 16-byte access serves at a time would read one column of chunks, all
     in the same 4 banks; with it their 8 rows lie in 8 different ones. TMA and ldmatrix, further up, use the very same
     pattern.
 
