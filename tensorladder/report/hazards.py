@@ -66,9 +66,15 @@ def _findings(records: list[Mapping[str, Any]]) -> tuple[Finding, ...]:
 
 
 class Runner:
-    """Called with a rung it checks it at its default shape; None for one that cannot run here, which `refused` says."""
+    """Called with a rung it checks it at its default shape; None for one that cannot run here, which `refused` says.
+
+    MissingExtra where none can.
+    """
 
     def __init__(self) -> None:
+        from tensorladder.measure.hazards import new_checker
+
+        new_checker()
         self.refused: list[str] = []
 
     def __call__(self, info: RungInfo) -> Judged | None:

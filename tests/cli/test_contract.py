@@ -146,7 +146,12 @@ HEAVY = ("cutlass", "llvmlite", "numba", "torch", "tvm", "tvm_ffi")
 
 @pytest.mark.parametrize(
     ("line", "module", "extra"),
-    [("exec script.py", "llvmlite", "climb"), ("check k.ptx", "numba", "climb"), ("pack --ops -o p", "torch", "torch")],
+    [
+        ("exec script.py", "llvmlite", "climb"),
+        ("check k.ptx", "numba", "climb"),
+        ("report --check -o r.html", "llvmlite", "climb"),
+        ("pack --ops -o p", "torch", "torch"),
+    ],
 )
 def test_an_extra_that_is_not_there(tmp_path, line, module, extra):
     """As after `pip install tensorladder` alone; in a process where nothing has been imported before."""
