@@ -92,8 +92,8 @@ def _ops(
 
     start = time.perf_counter()
     arch = find(arch).name
-    if sms < 2:
-        raise UsageError(f"--sms {sms}: at least 2, a cluster of the kernels")
+    if not 2 <= sms <= 1024:
+        raise UsageError(f"--sms {sms} must lie between 2 and 1024")
     if tune and not shapes:
         raise UsageError("--tune: say for which products with --shape M,N,K")
     if suite is not None:

@@ -112,6 +112,7 @@ IDLE = [
     ("pack --add -o p", "add --ops"),
     ("pack c2 --ops -o p", "leave the rungs out"),
     ("pack c2:stages=0 -o p", "nothing to pack: c2"),
+    ("pack --ops --sms 1025 -o p", "--sms 1025"),
     ("check a0 --arg f32[3]", "--arg is for a PTX file"),
     ("check empty.ptx --shape 3", "--shape is for a rung"),
     ("check --zoo tmem-leak --advice", "--advice is for a rung"),
