@@ -5,7 +5,8 @@ GPU (`benchmarks.choice_times`) at the shapes of a text file (M N K a line, and 
 without): those that are expected to take up to 1.4 times the best; with --tune also what `tune=True` takes. `fit`
 makes the package's trees (`ops.learnt`) anew from the kept times (needs catboost). `judge [FILE]` says what the choice
 takes of the best time at the shapes of a file (the kept times without one), by the model alone and with the trees;
-`judge --folds 5` with trees that have not seen the N and K of a shape (needs catboost).
+`judge --folds 5` with trees that have not seen the N and K of a shape (needs catboost). Of a file with times of kernels
+alone, at their own clocks, it says what the choice takes alone and in turns, of torch's times.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from tensorladder.core.errors import MissingExtra, TensorladderError
 from tensorladder.core.pipes import piped
 from tensorladder.measure import pack as packs
 from tensorladder.ops import learnt, packing
-from tensorladder.ops.choose import fitting, predicted
+from tensorladder.ops.choose import fitting, order, predicted, rank
 from tensorladder.ops.kernels import Choice, Product, choice
 from tensorladder.ops.learnt import answers, trees
-from tensorladder.ops.models import MODELS
+from tensorladder.ops.models import MODELS, shared_traffic
 from tensorladder.ops.packs import spell
 from tensorladder.rungs.parts.form import Form
 
@@ -37,6 +38,7 @@ ARCH = "sm_90a"
 SMS, PLAIN = learnt.SMS, learnt.PLAIN
 KEPT = Path(__file__).parents[1] / "tests" / "data" / "silicon" / "choice_h200.jsonl"
 FRESH = KEPT.with_name("choice_fresh_h200.jsonl")  # shapes that nothing is fitted to
+ALONE = KEPT.with_name("choice_alone_h200.jsonl")  # large ones, with times of kernels alone
 TREES = Path(learnt.__file__).with_name(learnt.FILE)
 CANDIDATES = tuple(one for name in ("c7", "c8") for one in MODELS[name].candidates)
 WORTH = 1.4  # times the best that is expected: what may take longer is not timed
@@ -49,11 +51,14 @@ Timed = Mapping[Choice, float]
 
 class At(NamedTuple):
     """Microseconds at a product. us: of candidates that were timed in turns; first: of others, by a first look. tuned:
-    what `tune=True` took, where that was asked."""
+    what `tune=True` took, where that was asked. alone: of candidates at their own clocks; torch: of torch.mm in turns,
+    and alone."""
 
     us: Timed
     first: Timed
     tuned: Choice | None
+    alone: Timed
+    torch: tuple[float, float] | None
 
 
 Times = Mapping[Product, At]
@@ -69,7 +74,8 @@ def read(path: Path) -> Times:
 
     return {
         _product(*one["shape"], one.get("form", "bf16")): At(
-            by_choice(one["us"]), by_choice(one.get("first", {})), made[one["tuned"]] if "tuned" in one else None
+            by_choice(one["us"]), by_choice(one.get("first", {})), made[one["tuned"]] if "tuned" in one else None,
+            by_choice(one.get("alone", {})), one.get("torch"),
         )
         for one in lines if "shape" in one
     }  # fmt: skip
@@ -138,7 +144,7 @@ def _short(us: float) -> float:
 class Rows(NamedTuple):
     """What is known, a row a candidate at a product. product: its number. names: of x's columns, the features. off:
     logarithms of the times as long that it took, than the model says; slow: and than the fastest. sure: whether it was
-    timed in turns."""
+    timed in turns. traffic: as `choose.order` takes it."""
 
     product: np.ndarray
     names: tuple[str, ...]
@@ -146,6 +152,7 @@ class Rows(NamedTuple):
     off: np.ndarray
     slow: np.ndarray
     sure: np.ndarray
+    traffic: np.ndarray
 
 
 def rows(times: Times) -> Rows:
@@ -156,10 +163,11 @@ def rows(times: Times) -> Rows:
         for one, took in {**at.first, **at.us}.items():
             work = MODELS[one.kernel].work(dict(one.knobs), product, SMS)
             given.append(learnt.features(one.knobs, product, work))
-            found.append((number, math.log(took / work.us), math.log(took / best), one in at.us))
-    number, off, slow, sure = (np.array(column) for column in zip(*found))
+            traffic = shared_traffic(dict(one.knobs))
+            found.append((number, math.log(took / work.us), math.log(took / best), one in at.us, traffic))
+    number, off, slow, sure, through = (np.array(column) for column in zip(*found))
     names = tuple(given[0])
-    return Rows(number, names, learnt.table(given, names), off, slow, sure)
+    return Rows(number, names, learnt.table(given, names), off, slow, sure, through)
 
 
 def fit(known: Rows, use: np.ndarray | slice = slice(None)) -> dict[str, Any]:
@@ -195,13 +203,17 @@ def _trees(made: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def regrets(known: Rows, off: np.ndarray | float = 0.0) -> np.ndarray:
-    """Times as long as the fastest of the candidates that were timed, that takes what is thought to be the fastest, a
+    """Times as long as the fastest of the candidates that were timed, that takes what would be chosen of them, a
     product. off: logarithms of what a row's model is corrected by."""
     model = known.slow - known.off  # less the logarithm of the fastest's time
     begins = np.flatnonzero(np.diff(known.product, prepend=-1))
     worth = np.minimum.reduceat(model, begins)[known.product] + math.log(learnt.WORTH)
-    thought = np.where(model <= worth, model + off, np.inf)
-    first = [begin + int(one.argmin()) for begin, one in zip(begins, np.split(thought, begins[1:]))]
+    thought = np.where(model <= worth, np.exp(model + off), np.inf)
+    rate = 2 ** (known.x[:, known.names.index("flops")] - known.x[:, known.names.index("us")]) / np.exp(off)
+    first = []
+    for begin, us in zip(begins, np.split(thought, begins[1:])):
+        traffic = known.traffic[begin : begin + len(us)]
+        first.append(begin + order(us, traffic, rate[begin + us.argmin()])[0])
     return np.exp(known.slow[first])
 
 
@@ -226,9 +238,25 @@ def said(name: str, found: np.ndarray, products: Sequence[Product]) -> str:
     )
 
 
+def of_torch(product: Product, at: At, power: bool) -> tuple[float, float]:
+    """What is chosen of the candidates that were timed alone takes of torch's time, alone and in turns. power: whether
+    what they take of it counts."""
+    ranked = rank(*product, SMS)
+    us = dict(zip(ranked, predicted(ranked, product, SMS)))
+    first = next(one for one in (ranked if power else sorted(us, key=us.__getitem__)) if one in at.alone)
+    turns, alone = at.torch or (math.nan, math.nan)
+    return at.alone[first] / alone, at.us[first] / turns
+
+
 def judge(path: Path, folds: int) -> Iterator[str]:
     """A line for each way to choose, and on the times of `tune=True` where those were taken."""
     times = read(path)
+    if all(at.alone and at.torch for at in times.values()):
+        for name, power in (("the choice", True), ("the fastest in turns", False)):
+            ratios = np.array([of_torch(product, at, power) for product, at in times.items()])
+            alone, turns = np.exp(np.log(ratios).mean(axis=0))
+            yield f"{name}: {alone:.3f} of torch's time alone (at most {ratios[:, 0].max():.3f}), {turns:.3f} in turns"
+        return
     known, products = rows(times), list(times)
     yield said("the model alone", regrets(known), products)
     if folds:

@@ -248,6 +248,13 @@ def _raster(rows: int, cols: int, ctas: int) -> int:
     return 2 ** round(log2(side))
 
 
+def shared_traffic(knobs: dict[str, Any]) -> float:
+    """How often a row of a K step goes through shared memory for 64 products of it: TMA writes each of a tile's rows
+    once, a WGMMA reads its 64 rows of the first operand and all of the second's."""
+    first, second = knobs["tile"][:2]
+    return 64 * ((64 + second) / (64 * second) + (first + second) / (first * second))
+
+
 def _c7_fits(knobs: dict[str, Any], form: Form) -> bool:
     """As `rungs.parts.limits` has it."""
     rows, cols, _ = knobs["tile"]

@@ -1,4 +1,5 @@
 """Measured choices: the model's best candidates timed side by side once, the winner kept on disk for later calls.
+That is the fastest, weighed by what it takes of power where a product is at its limit (`choose.order`).
 
 A winner is kept a GPU, driver, version of the kernels and of this package, form, extents and layout, as JSON below
 `tune/` in the cache folder. A file that is damaged, or names what there is no more, is a warning, and as if there were
@@ -20,7 +21,7 @@ from tensorladder import __version__
 from tensorladder.core import cache
 from tensorladder.core.errors import UsageError
 from tensorladder.ops import kernels
-from tensorladder.ops.choose import rank
+from tensorladder.ops.choose import ordered, rank
 from tensorladder.ops.kernels import Choice, Product, choice
 from tensorladder.ops.plan import Matrix, Plan
 
@@ -142,7 +143,7 @@ def tune(of: Key, timer: Timer) -> Choice:
         times = timer(contenders(of.product, of.place.sm_count, of.place.arch))
         if not times:
             raise UsageError("tune: no candidate runs here: leave tune out, or pack kernels for this form")
-        best = min(times, key=lambda one: times[one])
+        best = ordered(times, of.product, of.place.sm_count, of.place.arch)[0]
         _known[of] = best
         _keep(of, best, times)
         return best

@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.choice import CANDIDATES, FRESH, KEPT, Rows, Times, read, regrets, rows
+from benchmarks.choice import ALONE, CANDIDATES, FRESH, KEPT, Rows, Times, of_torch, read, regrets, rows
 from tensorladder.ops.choose import modelled, predicted, rank
 from tensorladder.ops.kernels import Product
 from tensorladder.ops.learnt import PLAIN, SMS, Trees, answers, trees
@@ -45,6 +45,12 @@ def test_how_near_it_is_where_nothing_was_measured():
     found = regrets(known, answers(known.x, trees()))
     assert len(fresh) >= 110 and not set(fresh) & set(read(KEPT))
     assert mean(found) < 1.012 and (found > WITHIN).mean() < 0.02 and found.max() < 1.15
+
+
+def test_at_the_limit_of_power_the_choice_holds_alone_too():
+    by = {power: np.log([of_torch(*one, power) for one in read(ALONE).items()]).mean(axis=0) for power in (True, False)}
+    (alone, turns), (without, fastest) = np.exp(by[True]), np.exp(by[False])
+    assert alone < 0.995 < without and turns < 0.97 and turns < 1.01 * fastest
 
 
 def test_what_the_model_alone_is_worth(some):
