@@ -123,6 +123,7 @@ def _subject(record: dict[str, Any]) -> str:
     function, _, inside = record["test"].partition("::test_")[2].rstrip("]").partition("[")
     words = [word for word in inside.split("-") if word not in ("eager", "lazy", "random:1")]
     name = words[0].rpartition("/")[2].removesuffix(".py") if words else ""
+    name = words[0] if name.isdigit() else name  # a number says too little without its folder
     own = len(name) < 8 or name.startswith("sm_")  # an architecture, a type or a number says too little
     return f"{function} {name}".strip() if own else name
 

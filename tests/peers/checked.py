@@ -129,6 +129,10 @@ FAULTS: tuple[Fault, ...] = (
         "tmem": "the wait before tcgen05.dealloc is CuTe DSL's PipelineUmmaAsync.producer_tail, which CTAs of odd rank "
         "skip (it takes two CTAs for a pair): with cta_group::1 they free columns that their epilogue has yet to read",
     }),
+    Fault(r"test_triton_tests.*11-tcgen05-mma-scaled", "triton", "Gluon 11, mma_scaled_pipelined_kernel", {
+        "tmem": "where there is no next tile, the MMA and its commit are off by their predicate, and the tcgen05.cp of "
+        "the scales before them are not: no commit covers these copies, and tcgen05.dealloc follows",
+    }),
     Fault(r"\[c1_wgmma_tma_load_store", "learn-cutedsl", "c1_wgmma_tma_load_store", {
         "slot-reuse": "warp 0 refills both stages after its own warpgroup's wait, while the other one's wgmma reads "
         "them; C is stored over A",
