@@ -39,9 +39,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--vgpu-timeout", metavar="SECONDS", type=float, help="stop a launch after this long")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
-    """Attach the virtual GPU before anything of the library under test is imported."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None, object, object]:
+    """Attach the virtual GPU before anything of the library under test is imported, and before pytest takes the
+    process's outputs for its own."""
     options = early_config.known_args_namespace
     files = {name: getattr(options, f"vgpu_{name}") for name in ("baseline", "write_baseline", "sarif")}
     given = [f"--vgpu-{name.replace('_', '-')}" for name, path in files.items() if path is not None]
@@ -57,6 +58,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
         early_config.stash[_KEY] = _Plugin(
             options.vgpu, options.vgpu_async, options.vgpu_timeout, places if options.vgpu_check else None, stops
         )
+    return (yield)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -171,12 +173,15 @@ class _Plugin:
         from tensorladder.measure.hazard_files import HazardFiles
         from tensorladder.measure.hazards import new_checker
         from tensorladder.measure.request import parse_policy
-        from tensorladder.measure.scripts import hooks, unchecked
+        from tensorladder.measure.scripts import ErrorsSeen, around_launches, hooks, unchecked
         from tensorladder.vgpu.driver import attached
 
         if check is not None:
             self.checker, self.files = new_checker(), HazardFiles(junit=None, prefix="--vgpu-", **check)
             self.unchecked = self._stack.enter_context(unchecked())
+        errors = ErrorsSeen()
+        self._stack.callback(errors.close)
+        self._stack.enter_context(around_launches(errors))
         options = {"checker": self.checker, "breakpoints": self.stops.points, "timeout": timeout, "hooks": hooks()}
         return self._stack.enter_context(attached(find(arch).name, parse_policy(policy), **options))
 
@@ -190,6 +195,9 @@ class _Plugin:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         self.session.failure = self.session.incomplete = None
         self.session.launches = 0
+        reporter = item.config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is not None:  # a launch may end the process at once
+            reporter.flush()
         if self.checker is not None:
             self.checker.findings.clear()
             self.checker.order.synchronize()  # what an earlier test left running is not this one's

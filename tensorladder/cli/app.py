@@ -31,7 +31,7 @@ from tensorladder.cli import (
     submit,
     trace,
 )
-from tensorladder.core.errors import TensorladderError, missing_extra
+from tensorladder.core.errors import TensorladderError, missing_extra, no_memory
 from tensorladder.core.pipes import silence
 
 USAGE = 2
@@ -108,6 +108,10 @@ def _run(arguments: Sequence[str] | None) -> int:
             raise
         output.complain(missing)
         return missing.exit_code
+    except MemoryError as error:
+        stop = no_memory(error)
+        output.complain(stop)
+        return stop.exit_code
     except (KeyboardInterrupt, typer.Abort):
         output.complain("interrupted")
         return INTERRUPTED

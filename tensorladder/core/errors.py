@@ -5,6 +5,9 @@ The exit codes are the command line's contract: 0 good, 1 wrong result or hazard
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class TensorladderError(Exception):
     """Base of every error that is shown to a person as one line. `exit_code` is what the command line returns."""
@@ -43,6 +46,24 @@ class Unsupported(TensorladderError):
     """Something that is not modelled (an instruction, a modifier, an attribute): verdict `incomplete`."""
 
     exit_code = 3
+
+
+def no_memory(error: MemoryError, what: str = "this run") -> Unsupported:
+    """What to say where the process gets no more memory. error: numpy's says how much was asked for."""
+    asked = str(error).rstrip(".") or "no more can be allocated"
+    return Unsupported(
+        f"{what} wants more memory than this process may have ({asked}): run a smaller shape, or without checks, or "
+        "raise the limit (ulimit -v)"
+    )
+
+
+@contextmanager
+def memory_for(what: str) -> Iterator[None]:
+    """MemoryError as what cannot be done here: `no_memory` of `what`."""
+    try:
+        yield
+    except MemoryError as error:
+        raise no_memory(error, what) from error
 
 
 class KernelError(TensorladderError):

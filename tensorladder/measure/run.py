@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from tensorladder.core.errors import MissingExtra, Stopped, TensorladderError, Unsupported, UsageError
+from tensorladder.core.errors import MissingExtra, Stopped, TensorladderError, Unsupported, UsageError, memory_for
 from tensorladder.core.program import Program
 from tensorladder.measure import request
 from tensorladder.problems import DTYPES, Case
@@ -267,6 +267,7 @@ class VirtualTarget:
             if error.name not in ENGINE:
                 raise
             raise MissingExtra(f"{error.name} (the virtual GPU's engine)", "climb") from error
+        self.name = asked.info.name
         self.device = Device(
             arch=asked.arch,
             policy=asked.policy,
@@ -285,8 +286,9 @@ class VirtualTarget:
     def run(self, program: Program, case: Case) -> tuple[float, float]:
         start = time.perf_counter()
         stream = self.device.stream()
-        program(stream, *case.arrays.values())
-        stream.synchronize()
+        with memory_for(self.name):
+            program(stream, *case.arrays.values())
+            stream.synchronize()
         # The device counts its launches alone; the rest is host code and, at a kernel's first launch, code generation.
         return self.device.seconds, time.perf_counter() - start - self.device.seconds
 

@@ -106,6 +106,15 @@ def test_every_error_of_ours_is_one_line_and_its_exit_code(ask, monkeypatch, err
     assert said.err == "tensorladder: " + " ".join(str(error).split()) + "\n"
 
 
+def test_no_memory_is_one_line(ask, monkeypatch):
+    def fail(*_):
+        raise MemoryError("Unable to allocate 9.00 TiB")
+
+    monkeypatch.setattr("tensorladder.cli.list.parse_series", fail)
+    said = ask("list")
+    assert said.code == 3 and said.err.count("\n") == 1 and "9.00 TiB" in said.err
+
+
 def test_a_warning_is_one_line_and_no_failure(ask, monkeypatch):
     def warn(text):
         warnings.warn("the cache /nowhere cannot be written (read-only);\nnothing is kept", stacklevel=1)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import xml.etree.ElementTree as ET
 
 import pytest
 
 from tensorladder.core.errors import KernelError
+from tests.peers import checked
 
 
 @pytest.fixture
@@ -146,3 +148,27 @@ def test_what_stops_a_launch_is_a_finding_too(ask, tmp_path, monkeypatch):
     said = ask("exec", "--check", "--junit", str(tmp_path / "c.xml"), str(script))
     failure = ET.parse(tmp_path / "c.xml").getroot().find("testsuite/testcase/failure")
     assert said.code == 1 and failure.get("type") == "out-of-bounds"
+
+
+def test_no_memory_for_a_check_is_one_line(ask, tmp_path, monkeypatch):
+    """The launch is incomplete: not the script's failure with a traceback, and not clean."""
+    pytest.importorskip("cuda.bindings")
+    pytest.importorskip("llvmlite")
+
+    def take(*_):
+        raise MemoryError("Unable to allocate 9.00 TiB")
+
+    monkeypatch.setattr("tensorladder.measure.scripts.hooks", list)
+    monkeypatch.setattr(importlib.import_module("tensorladder.vgpu.check.engine").Watch, "_take", take)
+    script = tmp_path / "script.py"
+    script.write_text(RACE.replace("BARRIER", "__syncthreads();"))
+    said = ask("exec", "--check", str(script))
+    assert said.code == 3 and said.err.startswith(f"{script}: incomplete")
+    (line,) = (line for line in said.err.splitlines() if line.startswith("tensorladder: "))
+    assert line.startswith("tensorladder: kernel turn wants more memory") and "9.00 TiB" in line
+    assert checked.main(str(tmp_path / "found.jsonl"), str(script), "sm_90a", "eager") == 3
+    assert [found["verdict"] for found in checked.read(tmp_path / "found.jsonl")] == ["incomplete"]
+    script.write_text("raise ValueError")
+    with pytest.raises(ValueError):
+        checked.main(str(tmp_path / "ended.jsonl"), str(script), "sm_90a", "eager")
+    assert [found["verdict"] for found in checked.read(tmp_path / "ended.jsonl")] == ["incomplete"]

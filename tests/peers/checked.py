@@ -207,7 +207,7 @@ def record(test: str, files: Sequence[str], findings: Sequence[dict[str, Any]], 
 
 def main(findings: str, script: str, arch: str, policy: str, *arguments: str) -> int:
     """Run a script as `tensorladder exec --check` does, and keep what the checker found."""
-    from tensorladder.core.errors import TensorladderError
+    from tensorladder.core.errors import TensorladderError, Unsupported
     from tensorladder.measure.hazards import new_checker
     from tensorladder.measure.scripts import run_script
 
@@ -217,6 +217,10 @@ def main(findings: str, script: str, arch: str, policy: str, *arguments: str) ->
     except TensorladderError as error:
         print(error, file=sys.stderr)
         checker.stopped(error)
+        code = error.exit_code
+    except BaseException as error:  # of a script that did not come to its end nothing is said to be clean
+        checker.stopped(Unsupported(f"{Path(script).name} ended early: {type(error).__name__}"))
+        raise
     finally:
         write(findings, found_by(checker), arch)
     return code

@@ -13,7 +13,7 @@ from typing import Any
 
 from ...core import attached as known
 from ...core.arch import find
-from ...core.errors import TensorladderError, Unsupported, UsageError
+from ...core.errors import TensorladderError, Unsupported, UsageError, memory_for
 from ...core.program import Launch, Stream
 from .bindings import driver_facade
 from .gaps import gap_of, line_in
@@ -152,7 +152,8 @@ class _ScriptStream:
     def synchronize(self) -> None:
         """Run what was enqueued; the script's own host does not wait for it by that."""
         try:
-            self._device.run_stream(self._launches, self._works, self._ranges)
+            with memory_for(f"kernel {', '.join(dict.fromkeys(launch.kernel for launch in self._launches))}"):
+                self._device.run_stream(self._launches, self._works, self._ranges)
         finally:
             for work in self._works:
                 self._device.order.drop(work)
