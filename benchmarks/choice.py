@@ -27,7 +27,7 @@ from tensorladder.core.errors import MissingExtra, TensorladderError
 from tensorladder.core.pipes import piped
 from tensorladder.measure import pack as packs
 from tensorladder.ops import learnt, packing
-from tensorladder.ops.choose import fitting, order, predicted, rank
+from tensorladder.ops.choose import energy_counts, fitting, order, predicted, rank
 from tensorladder.ops.kernels import Choice, Product, choice
 from tensorladder.ops.learnt import answers, trees
 from tensorladder.ops.models import MODELS, shared_traffic
@@ -144,7 +144,7 @@ def _short(us: float) -> float:
 class Rows(NamedTuple):
     """What is known, a row a candidate at a product. product: its number. names: of x's columns, the features. off:
     logarithms of the times as long that it took, than the model says; slow: and than the fastest. sure: whether it was
-    timed in turns. traffic: as `choose.order` takes it."""
+    timed in turns. traffic: as `choose.order` takes it, alike where energy does not count."""
 
     product: np.ndarray
     names: tuple[str, ...]
@@ -163,7 +163,7 @@ def rows(times: Times) -> Rows:
         for one, took in {**at.first, **at.us}.items():
             work = MODELS[one.kernel].work(dict(one.knobs), product, SMS)
             given.append(learnt.features(one.knobs, product, work))
-            traffic = shared_traffic(dict(one.knobs))
+            traffic = shared_traffic(dict(one.knobs)) if energy_counts(product, SMS) else 1.0
             found.append((number, math.log(took / work.us), math.log(took / best), one in at.us, traffic))
     number, off, slow, sure, through = (np.array(column) for column in zip(*found))
     names = tuple(given[0])

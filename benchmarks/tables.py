@@ -36,6 +36,7 @@ Written by `python -m benchmarks.tables` from the files here, each of them kept 
 HOST = " (h)"  # a time in which the GPU waited for the host
 OUTLIER = 3.0  # a ratio that says more about the baseline than about us
 ALONE = "In brackets: each timed alone, at the clocks that it settles at (`--alone`)."
+KINDS = {"": "", "alone_": "alone "}  # of means: the keys' beginning, and what is said before a figure
 LEAST = 100.0  # TFLOPS from which a rung is in the short table
 
 
@@ -130,15 +131,28 @@ def means(kept: Kept) -> Iterator[str]:
                     f"**{mean['geometric_mean']:.3f}** | {mean['worst']:.2f} | {mean['best']:.2f} | {mean['losses']} |"
                     f"{_mean_alone(mean) if both else ''}"
                 )
-                if mean["best"] > OUTLIER:
-                    without = (mean["geometric_mean"] ** mean["shapes"] / mean["best"]) ** (1 / (mean["shapes"] - 1))
-                    words = f"without its slowest shape ({mean['best']:.2f}): {without:.3f}"
-                    odd.append(f"Suite {name} against {mean['baseline']} {words}.")
+                without = [f"{word}{found}" for kind, word in KINDS.items() if (found := _without_best(mean, kind))]
+                if told := ", ".join(without):
+                    odd.append(
+                        f"Suite {name} without the shape at which {mean['baseline']} is slowest "
+                        f"({mean['best']:.2f}): {told}."
+                    )
     if both:
-        odd.append("Each alone: timed by itself, at the clocks that it settles at (`--alone`); of so many shapes.")
+        odd.append(
+            "Each alone: timed by itself, at the clocks that it settles at (`--alone`); of so many shapes, where not "
+            "all were timed so."
+        )
     if odd:
         yield ""
         yield " ".join(odd)
+
+
+def _without_best(mean: Record, kind: str) -> str:
+    """A mean without its best shape, where that says more about the baseline; kind: "" in turns, "alone_" alone."""
+    best, shapes = mean.get(f"{kind}best", 0.0), mean.get(f"{kind}shapes", 0)
+    if best <= OUTLIER or shapes < 2:
+        return ""
+    return f"{(mean[f'{kind}geometric_mean'] ** shapes / best) ** (1 / (shapes - 1)):.3f}"
 
 
 def _mean_alone(mean: Record) -> str:

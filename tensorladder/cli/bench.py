@@ -15,6 +15,7 @@ import typer
 from tensorladder.cli import output
 from tensorladder.cli.options import Arch, Json, On
 from tensorladder.core.errors import UsageError
+from tensorladder.core.files import check_folder
 from tensorladder.draw.benchmarks import pictures
 from tensorladder.measure import bench as measure
 from tensorladder.measure import counters, suites
@@ -95,6 +96,8 @@ def bench(
     specs = [spec for text in rungs or () for spec in text.split()]
     if not 0 < seconds < float("inf"):
         raise UsageError(f"--seconds {seconds:g} must be a positive number of seconds")
+    if results is not None:
+        check_folder(results, "--results")
     ops = list(op or (() if specs else chosen.ops))
     refused: list[str] = []
     if parse_place(on) == "gpu":
@@ -116,8 +119,8 @@ def bench(
     else:
         if alone:
             raise UsageError("--alone is for --on gpu: the emulation has no clock that settles and no limit of power")
-        if pack is not None or dtype or ops or quack is not None:
-            raise UsageError("--pack, --dtype, --quack, --op and the suites of the op are for --on gpu")
+        if pack is not None or dtype or ops or quack is not None or tune:
+            raise UsageError("--pack, --dtype, --quack, --op, --tune and the suites of the op are for --on gpu")
         asked = measure.emulated(chosen, specs, arch, refused)
         host, rows = measure.emulator(chosen.name), measure.on_vgpu(asked, 3, refused)
     if alone:

@@ -31,6 +31,7 @@ import numpy as np
 from tensorladder import __version__
 from tensorladder.core import probes
 from tensorladder.core.errors import TensorladderError, UsageError
+from tensorladder.core.files import write_whole
 from tensorladder.measure import pack as packs
 from tensorladder.measure import run as harness
 from tensorladder.measure.baselines import BASELINES, versions
@@ -501,13 +502,14 @@ def file_stem(suite: Suite, gpu: str) -> str:
 
 
 def keep(path: Path, host: Record, records: Iterable[Record]) -> None:
-    """Write a result file: a line that describes the machine, then a line a record."""
+    """Write a result file, whole or not at all: a line that describes the machine, then a line a record. UsageError
+    where it cannot be written."""
     lines = [json.dumps({"machine": host}), *(json.dumps(record) for record in records)]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
+    write_whole(path, ("\n".join(lines) + "\n").encode(), "--results")
 
 
 def read(path: str | Path) -> tuple[Record, list[Record]]:

@@ -63,11 +63,15 @@ def rank(m: int, n: int, k: int, l: int, form: Form, sm_count: int, arch: str = 
     return tuple(ordered(dict(zip(found, predicted(found, product, sm_count))), product, sm_count, arch))
 
 
+def energy_counts(product: Product, sm_count: int, arch: str = ARCH) -> bool:
+    """Whether it was measured what such products take in energy, on such a GPU: of 16-bit elements, one at a time."""
+    return arch == ARCH and bytes_of(product.form.dtype) == 2 and learnt.knows(product, sm_count)
+
+
 def ordered(us: Mapping[Choice, float], product: Product, sm_count: int, arch: str) -> list[Choice]:
     """Candidates in the `order` of the microseconds that they take, predicted or measured."""
     m, n, k, _, form = product
-    there = m * n * (1 + form.gated) * k * bytes_of(form.dtype) / 2
-    rate = there / min(us.values()) if arch == ARCH and learnt.knows(product, sm_count) else 0.0
+    rate = m * n * (1 + form.gated) * k / min(us.values()) if energy_counts(product, sm_count, arch) else 0.0
     ones = list(us)
     return [ones[at] for at in order(list(us.values()), [shared_traffic(dict(one.knobs)) for one in ones], rate)]
 

@@ -365,6 +365,22 @@ def test_the_table_has_columns_for_what_each_takes_alone_where_that_is_asked_for
     assert ("us alone  ratio alone" in told) == alone and ("geometric mean 1.500, each alone 1.500" in told) == alone
 
 
+def test_what_was_timed_before_an_interrupt_is_kept(monkeypatch, tmp_path):
+    found, _ = records(monkeypatch, alone=Blocks(settle=0.0, seconds=0.0))
+    host = {**dict.fromkeys(("cublas", "quack", "power_limit_w")), "suite": "ladder", "on": "gpu", "gpu": "H200"}
+
+    def interrupted(*_):
+        yield from found
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(verb.measure, "machine", lambda suite: {**host, "torch": "2"})
+    monkeypatch.setattr(verb.measure, "from_pack", lambda *_: [])
+    monkeypatch.setattr(verb.measure, "on_gpu", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        verb.bench(pack="p", alone=True, results=str(tmp_path))
+    assert bench.read(tmp_path / "ladder-h200.jsonl")[1] == found
+
+
 def test_a_wrong_kernel_is_not_timed(monkeypatch):
     (record,), _ = records(monkeypatch, right=1.01)
     assert not record["ok"] and record["median_us"] is None and record["ratio"] is None
@@ -521,7 +537,9 @@ def test_the_verb_times_the_emulation_and_says_so(ask, tmp_path):
         (("--on", "tpu"), "--on 'tpu'"),
         (("--seconds", "0"), "--seconds 0"),
         (("--arch", "sm_80"), "--arch is for --on vgpu"),
-        (("--on", "vgpu", "--pack", "p"), "--pack, --dtype, --quack, --op and the suites of the op are for --on gpu"),
+        (("--on", "vgpu", "--pack", "p"), "--pack, --dtype, --quack, --op, --tune and the suites of the op are for"),
+        (("--on", "vgpu", "--tune"), "--tune and the suites of the op are for --on gpu"),
+        (("--on", "vgpu", "--results", ""), "--results '': it takes a name"),
         (("--on", "vgpu", "--rungs", "q9"), "no rung"),
         (("--on", "vgpu", "--alone"), "--alone is for --on gpu: the emulation has no clock that settles"),
         (("--on", "vgpu", "--rungs", "c5", "--arch", "sm_80"), "c5-ping-pong compiles for sm_90a"),

@@ -55,6 +55,15 @@ def test_what_each_takes_alone_is_shown_where_the_results_have_it():
     assert "| over cuBLAS (alone) |" in shown and "| c5 | 700 | 1.20 (1.10) |" in shown and tables.ALONE in shown
 
 
+def test_what_says_more_of_the_baseline_is_left_out_of_a_second_mean():
+    usual = row((64, 14336, 4096), "cublas", 1.1, alone_ratio=1.0)
+    rows = [row((512, 50257, 1600), "cublas", 8.0, alone_ratio=5.0), usual]
+    words = "Suite llm without the shape at which cublas is slowest (8.00): 1.100, alone 1.000."
+    assert words in tables.summary({"llm-h200": (HOST, rows)})
+    assert "is slowest" not in tables.summary({"llm-h200": (HOST, rows[:1])})  # nothing is left
+    assert "is slowest" not in tables.summary({"llm-h200": (HOST, [usual])})
+
+
 def test_the_ladder_has_the_published_kernels_and_the_tensor_pipe_beside_it():
     def at(rung, side, **more):
         return {**row((side, side, side), "cublas", 1.04, **more), "rung": rung, "dtype": "fp16"}

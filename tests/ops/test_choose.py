@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tensorladder.core.errors import UsageError
 from tensorladder.ops import kernels
-from tensorladder.ops.choose import ARCH, BUSY, MODELS, choose, fitting, order, predicted, rank
+from tensorladder.ops.choose import ARCH, BUSY, MODELS, choose, fitting, order, ordered, predicted, rank
 from tensorladder.ops.kernels import KERNELS, Product
 from tensorladder.ops.learnt import SMS
 from tensorladder.rungs.parts.form import Form
@@ -48,7 +48,8 @@ def test_any_product_has_a_choice_and_it_is_the_fastest_by_the_models(m, n, k, l
     ranked = rank(m, n, k, l, form, sms)
     assert found == ranked[0] and len(set(ranked)) == len(ranked)
     times = predicted(ranked, product, sms)
-    busy = l == 1 and sms == SMS and m * n * (1 + form.gated) * k / min(times) > BUSY / 2  # or half as many of 16 bits
+    wide = form.dtype in ("fp16", "bf16")
+    busy = wide and l == 1 and sms == SMS and m * n * (1 + form.gated) * k / min(times) > BUSY
     assert (busy or times == sorted(times)) and 0 < times[0] <= 1.1 * min(times) < math.inf
     here = [name for name in MODELS if ARCH in KERNELS[name].archs and KERNELS[name].takes(product)]
     assert set(ranked) == {one for name in here for one in fitting(name, form)}
@@ -57,6 +58,21 @@ def test_any_product_has_a_choice_and_it_is_the_fastest_by_the_models(m, n, k, l
 @pytest.mark.parametrize("rate, expected", [(0.99 * BUSY, [0, 1, 2, 3]), (1.01 * BUSY, [2, 0, 1, 3])])
 def test_at_the_limit_of_power_traffic_counts_besides(rate, expected):
     assert order([100.0, 100.5, 101.0, 103.0], [2.6, 2.62, 2.0, 2.0], rate) == expected
+
+
+@pytest.mark.parametrize(
+    "dtype, l, sms, arch, weighed",
+    [("bf16", 1, SMS, ARCH, True), ("fp16", 1, SMS, ARCH, True), ("e4m3", 1, SMS, ARCH, False),
+     ("bf16", 2, SMS, ARCH, False), ("bf16", 1, 114, ARCH, False), ("bf16", 1, SMS, "sm_100a", False)],
+)  # fmt: skip
+def test_energy_counts_only_where_it_was_measured(dtype, l, sms, arch, weighed):
+    product = Product(4096, 4096, 14336, l, Form(dtype, "bf16"))
+    narrow, wide = (
+        next(one for one in fitting("c7", PLAIN) if dict(one.knobs)["tile"][:2] == tile)
+        for tile in ((128, 112), (128, 256))
+    )
+    us = 4096 * 4096 * 14336 / (2 * BUSY)
+    assert ordered({narrow: us, wide: 1.01 * us}, product, sms, arch)[0] == (wide if weighed else narrow)
 
 
 def test_choosing_again_costs_nothing():

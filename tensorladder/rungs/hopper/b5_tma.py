@@ -7,7 +7,7 @@ Adds:
     and registers go to the MMAs, because C leaves through shared memory in full 128-byte lines, and because ragged
     edges are the hardware's business: what lies outside is read as zero and not written. On an H200 the tensor pipe is
     busy 81 % of the time in place of 60 (ncu, 4096 cubed): 1.33 times as fast as the parent at 4096 cubed, 1.29 at
-    8192, alone 1.22 and 1.18 (`benchmarks.steps`). Two new obligations come with it:
+    8192, alone 1.21 and 1.18 (`benchmarks.steps`). Two new obligations come with it:
     - A TMA load is complete when its bytes have been counted by an mbarrier: the issuing thread arrives and expects
       32 KB, all threads wait for the phase, which flips each time the ring comes round.
     - TMA is another proxy. Before it may read what threads wrote to shared memory, every writer fences

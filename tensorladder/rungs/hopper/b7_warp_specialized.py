@@ -12,7 +12,7 @@ Adds:
       warpgroups (four warps), which is why three warps of the producer's only lend their registers.
     - A CTA barrier inside one role would hang: the epilogue uses a named barrier of the consumers alone.
     On an H200 the tensor pipe is busy 85 % of the time in place of 81 (ncu, 4096 cubed): 1.05 times as fast as the
-    parent at 4096 cubed, 1.04 at 8192, alone 1.04 and 1.04 (`benchmarks.steps`).
+    parent at 4096 cubed, 1.04 at 8192, alone 1.03 and 1.04 (`benchmarks.steps`).
 
 Warp roles:
     | warps | role                                                                      |

@@ -4,8 +4,8 @@ Adds:
     Hopper's warpgroup MMA in place of ldmatrix and mma.sync. One instruction multiplies 64 x N x 16, N up to 256; A and
     B are named by descriptors (address and swizzle of a tile in shared memory), so that fragments take no registers
     and no instructions load them, and it runs beside the warps that issued it. That is why it is faster: on an H200
-    1.69 times as fast as the parent at 4096 cubed, 1.72 at 8192, alone 1.48 and 1.51 (`benchmarks.steps`); a product
-    takes 162 mJ in place of 245. With mma.sync the ladder ends at 0.64 of cuBLAS's speed (b8), WGMMA begins with 0.98
+    1.69 times as fast as the parent at 4096 cubed, 1.71 at 8192, alone 1.48 and 1.51 (`benchmarks.steps`); a product
+    takes 162 mJ in place of 239. With mma.sync the ladder ends at 0.64 of cuBLAS's speed (b8), WGMMA begins with 0.98
     of it (4096 cubed, fp16, `tensorladder bench --suite ladder`). What the asynchrony asks for:
     - wgmma.fence before the first one, which orders the registers of the accumulator; commit_group after the last one
       of a K tile; wait_group before the accumulator is read or a stage is overwritten. One group stays in flight: while

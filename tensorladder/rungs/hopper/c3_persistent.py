@@ -7,7 +7,7 @@ Adds:
     is through; and C has staging buffers of its own, from which TMA stores while the next tile is multiplied. On an
     H200 the tensor pipe is busy 96 % of the time in place of 90 (ncu, 4096 cubed): 1.03 times as fast as the parent at
     4096 cubed, 1.03 at 8192, alone 1.08 and 1.03 (`benchmarks.steps`). The larger tiles at 4096 also read less of A and
-    B: a product takes 152 mJ in place of 162, and alone the clock settles at 1395 MHz in place of 1320.
+    B: a product takes 151 mJ in place of 164, and alone the clock settles at 1410 MHz in place of 1350.
     - Tiles are numbered for L2: down `raster` rows, then the next column, and CTAs take every `grid`-th number, so that
       those at work at one time lie in a nearly square block of C and share its rows of A and B.
     - A warpgroup stores its 64 rows in chunks of 64 columns, from two buffers in turn: before a buffer is written the

@@ -8,9 +8,9 @@ Adds:
     where L2's rate is the limit: a pitch that is no multiple of 128 bytes lays rows of A and B across its lines, two of
     which are read for each row of a box. On an H200 1.24 to 1.28 times as fast as the parent at 4104, 5000 and 8200
     cubed, alone 1.18 to 1.22: who waits for L2 draws less, and runs at a higher clock meanwhile.
-    Where rows begin at lines, tiles this large ask for less than L2 sends and nothing is gained: 1.000 times as fast as
-    the parent at 4096 cubed, 1.001 at 8192, alone 1.004 and 0.996, and so in fp8 (`benchmarks.steps`). There the limit
-    is power, and what L2 spares is 1 % of a product's energy at 4096 (150 mJ in place of 152), none at 8192; nor do
+    Where rows begin at lines, tiles this large ask for less than L2 sends and nothing is gained: 0.999 times as fast as
+    the parent at 4096 cubed, 1.001 at 8192, alone 1.008 and 0.997, and so in fp8 (`benchmarks.steps`). There the limit
+    is power, and what L2 spares is 1 % of a product's energy at 4096 (150 mJ in place of 151), none at 8192; nor do
     other tiles, clusters, rasters or stages help (NOTES.md). So this is an aside: c5 goes on from the parent. The price
     is that CTAs now depend on each other:
     - A stage may be overwritten when the consumers of all CTAs that receive into it have released it: `empty` counts

@@ -14,9 +14,9 @@ Adds:
       last one tells nobody.
     - A warpgroup's tile is 128 x 128, or 128 x 192 where that wastes less of the last wave (`default_config`).
     On an H200 the tensor pipe is busy 98 % of the time in place of 96 (ncu, 4096 cubed): 1.02 times as fast as the
-    parent at 4096 cubed, 1.01 at 8192, alone 0.98 and 1.01 (`benchmarks.steps`). At 8192 both have tiles of 128 x 192;
+    parent at 4096 cubed, 1.01 at 8192, alone 0.99 and 1.01 (`benchmarks.steps`). At 8192 both have tiles of 128 x 192;
     at 4096 this one's of 128 x 128 read a third more of A and B than 128 x 256, and alone, at the limit of power, the
-    clock pays for it (1335 MHz in place of 1395). With the multicast of c4 it is no faster: 128 x 128 in pairs 0.99 in
+    clock pays for it (1335 MHz in place of 1410). With the multicast of c4 it is no faster: 128 x 128 in pairs 0.99 in
     turns and 1.00 at best alone at 4096, 128 x 192 1.00 and 0.99 at 8192.
 
 Warp roles:

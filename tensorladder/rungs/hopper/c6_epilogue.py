@@ -3,7 +3,7 @@
 Adds:
     A factor, a residual R, a bias a column and an activation while C is still in registers, rounded once. That alone is
     not faster: on an H200 it takes 61 us over c3's 207 at 4096 cubed, one elementwise kernel after c3 53 (262 and 150
-    over 1619 at 8192), as both warpgroups reach it together and wait for R, the tensor cores too. c7 hides it: 13, 58.
+    over 1619 at 8192; by hand): both warpgroups reach it together and wait for R, the tensor cores too. c7: 13, 58.
     - Which (m, n) an accumulator is, the MMA's layout says: R's and the bias's tiles are dealt to threads by the layout
       of the columns that are stored next, as pairs, straight from global memory.
     - WGMMA reads 16-bit operands with M or N contiguous just as well, by another descriptor and a bit. So a B stored

@@ -16,7 +16,7 @@ Adds:
     - C is finished from shared memory, where it lies by rows: any pitch and any N.
     On an H200 in turns with the parent, fp16: 1.34 times as fast at 8 x 28672 x 4096 (54.6 us, 4.3 TB/s;
     tile=64x8x128,stages=12), 3.4 at 16 x 4096 x 14336, 2.2 at 128 x 8192 x 8192
-    (tile=128x128x64,warpgroups=2,passes=2,stages=5), by hand; as the op's choice at 1 to 64 rows 1.05 to 1.18 of
+    (tile=128x128x64,warpgroups=2,passes=2,stages=5), by hand; as the op's choice at 1 to 64 rows 1.08 to 1.19 of
     cuBLAS's speed (`tensorladder bench --suite llm --op matmul`, bf16).
 
 Warp roles:
