@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 
 from benchmarks import steps
 from tensorladder.measure import bench
-from tensorladder.rungs import rung as rungs
 from tensorladder.silicon.pack import Array
 from tensorladder.silicon.timing import Blocks
 from tests.measure.fake_torch import Torch
@@ -94,19 +92,3 @@ def test_every_pair_is_timed_in_turns_and_alone_and_who_is_not_faster_is_told(on
 def test_a_wrong_result_is_the_commands_exit_status(on_a_gpu, capsys):
     on_a_gpu.spoilt.add("b5-tma")
     assert on_a_gpu.run() == 1 and "WRONG" in capsys.readouterr().out
-
-
-SAID = r"([\d.]+) times as fast as the parent at 4096 cubed, ([\d.]+) at 8192, alone ([\d.]+) and ([\d.]+)"
-
-
-def test_what_lessons_say_of_steps_is_what_was_kept():
-    _, records = bench.read(steps.__file__.replace("steps.py", "results/steps-h200.jsonl"))
-    kept = {(one["rung"], one["shape"][0]): one for one in records if one["dtype"] == "fp16"}
-    for name in steps.RUNGS[1:]:
-        said = re.search(SAID, " ".join(rungs.find(name).doc.split()))
-        ours = [kept[rungs.find(name).name, side][key] for key in ("ratio", "alone_ratio") for side in (4096, 8192)]
-        assert said, name
-        assert [float(word) for word in said.groups()] == [
-            pytest.approx(ratio, abs=0.5 / 10 ** len(word.partition(".")[2]) + 1e-9)
-            for word, ratio in zip(said.groups(), ours)
-        ], name
