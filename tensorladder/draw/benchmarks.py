@@ -46,7 +46,7 @@ def ladder(machine: Record, records: Iterable[Record], asides: Collection[str] =
         parts.append(_text(8, y + 12, "x".join(map(str, shape)), weight="bold"))
         y += ROW
         mine = sorted((row for row in rows if tuple(row["shape"]) == shape), key=_series)
-        beside = [row for row in mine if row["rung"] in asides]
+        beside = [row for row in mine if str(row["rung"]).partition(":")[0] in asides]  # with other knobs too
         for row in mine:
             if row not in beside:
                 parts += _bar(row, y, most, COLOURS[0])
