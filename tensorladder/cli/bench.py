@@ -130,6 +130,8 @@ def bench(
     means = measure.geometric_means(records)
     for line in refused:
         output.complain(f"left out: {line}")
+    if not records:
+        raise UsageError("nothing was timed: all that was asked for is left out")
     if as_json:
         output.emit({"summary": means})
     else:
@@ -217,7 +219,8 @@ def _show(
     if not as_json:
         columns = (*COLUMNS[:-1], *ALONE, COLUMNS[-1]) if "alone" in host else COLUMNS
         rows_shown = [_row(record, "alone" in host) for record in records]
-        output.console().print(output.table(columns, rows_shown, RIGHT))
+        if rows_shown:
+            output.print_table(output.table(columns, rows_shown, RIGHT))
         if host["on"] == "gpu" and (absent := _absent(host)):
             output.write(absent)
     return records

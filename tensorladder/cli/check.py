@@ -77,6 +77,12 @@ def check(
         raise UsageError("--zoo knows what each of its kernels is to give: no baseline, JUnit or SARIF file of it")
     if zoo and breaks:
         raise UsageError("--zoo with --break: show a case's PTX, and check that with --break")
+    of_runs = {
+        "--arch": arch is not None, "--async": policy != "eager", "--seed": seed != 0, "--seeds": seeds != 1,
+        "--timeout": timeout is not None, "--dump": dump, "--continue": going_on is not None,
+    }  # fmt: skip
+    if zoo and (idle := [option for option, given in of_runs.items() if given]):
+        raise UsageError(f"--zoo with {idle[0]}: each of its cases says how it is run, leave {idle[0]} out")
     for_ptx = {
         "--kernel": kernel, "--grid": grid != "1", "--block": block != "32", "--cluster": cluster != "1",
         "--smem": smem, "--arg": arguments,
@@ -170,7 +176,7 @@ def _check_zoo(names: list[str], as_json: bool) -> int:
             else:
                 output.add_row(made, [record[name] for name in columns])
     if not as_json:
-        output.console().print(made)
+        output.print_table(made)
         output.write(f"{total} kernels, {total - wrong} as expected" + (f", {wrong} not" if wrong else ""))
     return 1 if wrong else 0
 

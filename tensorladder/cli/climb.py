@@ -77,7 +77,7 @@ def _watched(asked: list[Request]) -> Iterator[Result]:
         for result in harness.climb(asked):
             output.add_row(table, row(result))
             yield result
-        console.print(table)
+        output.print_table(table)
         return
     with Live(console=console, refresh_per_second=8) as live:
         for number, one in enumerate(asked, 1):

@@ -15,5 +15,5 @@ def doctor(as_json: Json = False) -> int:
             output.emit(check.record())
     else:
         rows = ((check.name, check.ok, check.detail) for check in checks)
-        output.console().print(output.table(("name", "ok", "detail"), rows))
+        output.print_table(output.table(("name", "ok", "detail"), rows))
     return 0

@@ -54,7 +54,7 @@ def _list(kinds: list[catalogue.Kind], as_json: bool, closely: bool) -> None:
             output.emit({**facts, "help": output.one_line(kind.knobs.__doc__)})
         return
     rows = [(kind.name, kind.draws, " ".join(kind.defaults), "\n".join(kind.examples)) for kind in kinds]
-    output.console().print(output.table(("kind", "draws", "knobs", "examples"), rows))
+    output.print_table(output.table(("kind", "draws", "knobs", "examples"), rows))
     if closely:
         output.write(f"\n{inspect.cleandoc(kinds[0].knobs.__doc__ or '')}")
         output.write(f"\ndefaults: {', '.join(f'{name}={value}' for name, value in kinds[0].spelt.items())}")

@@ -16,7 +16,7 @@ def list_rungs(series: Series = None, as_json: Json = False) -> int:
             output.emit(record(info))
     else:
         rows = ((info.name, _adds(info), info.parent, " ".join(info.archs), info.problem.name) for info in infos)
-        output.console().print(output.table(("rung", "adds", "parent", "archs", "problem"), rows))
+        output.print_table(output.table(("rung", "adds", "parent", "archs", "problem"), rows))
     return 0
 
 

@@ -42,6 +42,17 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]] = (), right: 
     return made
 
 
+def print_table(made: Table) -> None:
+    """The table on stdout; in a pipe no line of it ends in blanks."""
+    to = console()
+    if to.is_terminal:
+        to.print(made)
+        return
+    with to.capture() as shown:
+        to.print(made)
+    write("\n".join(line.rstrip() for line in shown.get().splitlines()))
+
+
 def add_row(made: Table, row: Sequence[object]) -> None:
     """Cells are text as it is (no markup: shapes and findings have brackets); verdicts are coloured on a terminal."""
     made.add_row(*(_cell(value) for value in row))

@@ -48,7 +48,7 @@ def run(
     if as_json:
         output.emit(result.record())
     else:
-        output.console().print(output.table(COLUMNS, [row(result)], RIGHT))
+        output.print_table(output.table(COLUMNS, [row(result)], RIGHT))
         if result.message:
             output.complain(f"{asked.info.name}: {result.message}")
     return result.exit_code

@@ -47,6 +47,9 @@ def show(
     if len(chosen) > 1:
         raise UsageError(f"--{chosen[0]} and --{chosen[1]} cannot be shown at once: choose one")
     view = chosen[0] if chosen else "doc"
+    given = [f"--{name}" for name, value in (("shape", shape), ("dtype", dtype), ("arch", arch)) if value is not None]
+    if given and view != "cubin" and view not in COMPILED:
+        raise UsageError(f"{given[0]} is for what the compiler makes: give --ptx, --sass, --cubin or --mlir as well")
     asked = {"shape": parse_shape(shape, least=0) if shape else None, "dtype": dtype, "arch": arch}
     if cubin is not None:
         return _write(info, cubin, asked, as_json)

@@ -68,7 +68,7 @@ def _gather(events: Iterable[dict[str, Any]], count: int, as_json: bool) -> int:
     if as_json:
         output.emit({"summary": {"calls": count, "ok": len(ends) - len(failed), "failed": len(failed), "lost": lost}})
     else:
-        output.console().print(output.table(COLUMNS, map(_row, ends), RIGHT))
+        output.print_table(output.table(COLUMNS, map(_row, ends), RIGHT))
         output.write(f"{count} calls, {len(ends) - len(failed)} ok, {len(failed)} failed, {lost} workers lost")
     return _worst(failed)
 

@@ -403,7 +403,7 @@ def emulated(suite: Suite, specs: Sequence[str], arch: str | None, refused: list
     """What is run on the virtual GPU: the ladder at the rungs' default shapes, other suites' shapes where small.
 
     arch: of the virtual GPU; None: each rung's first. refused: gets a line for each shape that is left out. UsageError
-    for a rung of `specs` that does not exist or compile for `arch`.
+    for a rung of `specs` that does not exist or compile for `arch`; MissingExtra where none of them can be run here.
     """
     infos = [rungs.find(spec) for spec in specs] or [
         info for info in rungs.catalog() if takes(info) and (arch is None or arch in info.archs)
@@ -417,6 +417,11 @@ def emulated(suite: Suite, specs: Sequence[str], arch: str | None, refused: list
                 refused.append(f"{label}: too much to emulate")
             else:
                 made.append(harness.plan(info, shape=shape, arch=arch))
+    if made:
+        harness.VirtualTarget(made[0])  # its engine is for all of them, or for none
+        lacks = [rungs.lacking(one.info) for one in made]
+        if lacks[0] is not None and all(lacks):
+            raise lacks[0]
     return made
 
 

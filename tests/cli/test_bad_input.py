@@ -116,6 +116,10 @@ IDLE = [
     ("check a0 --arg f32[3]", "--arg is for a PTX file"),
     ("check empty.ptx --shape 3", "--shape is for a rung"),
     ("check --zoo tmem-leak --advice", "--advice is for a rung"),
+    ("check --zoo tmem-leak --seeds 3", "--zoo with --seeds"),
+    ("check --zoo tmem-leak --async lazy", "--zoo with --async"),
+    ("show a0 --shape 1", "--shape is for what the compiler makes"),
+    ("show a0 --arch sm_90a --diff", "--arch is for what the compiler makes"),
 ]
 
 PTX_FILES = [

@@ -56,8 +56,9 @@ def test_doctor_says_what_would_work_here(ask):
         assert "\n" not in record["detail"], name
 
 
-def test_tables_have_no_terminal_codes_in_a_pipe(ask):
-    assert "\x1b" not in ask("list").out + ask("doctor").out
+def test_tables_in_a_pipe_have_no_terminal_codes_and_no_blanks_at_the_end(ask):
+    said = ask("list").out + ask("doctor").out
+    assert "\x1b" not in said and " \n" not in said
 
 
 def test_show_prints_facts_and_lesson(ask):
@@ -159,6 +160,7 @@ HEAVY = ("cutlass", "llvmlite", "numba", "torch", "tvm", "tvm_ffi")
         ("exec script.py", "llvmlite", "climb"),
         ("check k.ptx", "numba", "climb"),
         ("report --check -o r.html", "llvmlite", "climb"),
+        ("bench --on vgpu", "llvmlite", "climb"),
         ("pack --ops -o p", "torch", "torch"),
     ],
 )

@@ -529,6 +529,8 @@ def test_the_verb_times_the_emulation_and_says_so(ask, tmp_path):
     assert last["summary"][0]["baseline"] == "numpy float32"
     assert bench.read(tmp_path / "ladder-vgpu.jsonl") == (first["machine"], rows)
     assert (tmp_path / "ladder-vgpu.svg").exists()
+    said = ask("bench", "--on", "vgpu", "--suite", "square", "--rungs", "c2", "--shape", "4096,4096,4096")
+    assert said.code == 2 and said.err.splitlines()[-1].startswith("tensorladder: nothing was timed")
 
 
 @pytest.mark.parametrize(
