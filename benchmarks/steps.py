@@ -19,7 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tensorladder.core.errors import TensorladderError
+from tensorladder.core.errors import TensorladderError, UsageError
 from tensorladder.core.pipes import piped
 from tensorladder.measure import bench
 from tensorladder.measure import pack as packs
@@ -140,6 +140,8 @@ def main(arguments: list[str] | None = None) -> int:
     running.add_argument("--results", type=Path, help="keep the figures there")
     args = parser.parse_args(arguments)
     try:
+        if args.verb == "run" and not 0 < args.seconds < float("inf"):
+            raise UsageError(f"--seconds {args.seconds:g} must be a positive number of seconds")
         if args.verb == "pack":
             print(make(args.folder))
             return 0

@@ -89,6 +89,11 @@ def test_every_pair_is_timed_in_turns_and_alone_and_who_is_not_faster_is_told(on
     assert b7["alone_us"] == 250.0 and b7["baseline_alone_us"] == 200.0 and b7["alone_ratio"] == 0.8
 
 
+@pytest.mark.parametrize("seconds", ["inf", "nan", "0"])
+def test_a_time_that_never_ends_is_refused(capsys, seconds):
+    assert steps.main(["run", "p", "--seconds", seconds]) == 2 and "--seconds" in capsys.readouterr().err
+
+
 def test_a_wrong_result_is_the_commands_exit_status(on_a_gpu, capsys):
     on_a_gpu.spoilt.add("b5-tma")
     assert on_a_gpu.run() == 1 and "WRONG" in capsys.readouterr().out
