@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("llvmlite")
 
 from tensorladder import vgpu
+from tensorladder.core.errors import KernelError
 from tensorladder.core.findings import Report, Verdict
 
 HEAD = """.version 8.6
@@ -133,6 +134,21 @@ def test_a_hang_names_who_waits_and_who_arrived_last() -> None:
     assert found.kind == "deadlock" and found.where.what.startswith("mbarrier.try_wait") and found.where.warp == 0
     assert found.other is not None and found.other.what.startswith("mbarrier.arrive") and found.other.lanes == 1 << 31
     assert "still owed: 1 arrivals" in found.message
+
+
+def test_a_hang_names_none_that_another_worker_left_in_its_midst() -> None:
+    """CTA 1 waits for good at two barriers; CTA 0 goes round one with another worker, which is stopped then."""
+    body = """mov.u32 %r4, %ctaid.x; setp.eq.u32 %p1, %r4, 1; @%p1 bra APART; mov.u32 %r4, 0;
+    ROUND: bar.sync 0; add.u32 %r4, %r4, 1; setp.lt.u32 %p1, %r4, 20000000; @%p1 bra ROUND; ret;
+    APART: setp.lt.u32 %p1, %r0, 32; @%p1 bra OTHER; bar.sync 1, 64; ret;
+    OTHER: bar.sync 2, 64;"""
+    checker = vgpu.Checker()
+    device = vgpu.Device("sm_90a", checker=checker, workers=2, timeout=60)
+    with pytest.raises(KernelError) as error:
+        vgpu.launch(HEAD + body + "\nret;\n}\n", "kernel", 2, 64, [np.zeros(1, np.uint32)], device=device)
+    checker.stopped(error.value, "kernel")
+    (found,) = checker.findings
+    assert found.kind == "deadlock" and found.where.cta == (1, 0, 0) and "(0, 0, 0)" not in found.message
 
 
 def test_bytes_are_told_apart() -> None:

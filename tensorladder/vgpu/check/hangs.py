@@ -22,7 +22,7 @@ _ON_MBARRIER = (L.WAIT_MBAR, L.WAIT_MBAR_STATE)
 def waiting(run: Run) -> tuple[Where, Where | None] | None:
     """(a warp that waits, the last arrival where it waits on an mbarrier) of a launch that hangs; None: nobody does."""
     first = on_barrier = None
-    for unit in run.units:
+    for unit in run.stuck():
         for slot in range(unit.slots):
             if unit.ctas[slot * L.C_BYTES + L.C_DONE]:
                 continue
@@ -38,7 +38,7 @@ def waiting(run: Run) -> tuple[Where, Where | None] | None:
 
 def absent(run: Run) -> tuple[Where, Where, int] | None:
     """Of a launch that hangs: (a collective that lanes wait at, where the lanes that it names are, those lanes)."""
-    for unit in run.units:
+    for unit in run.stuck():
         for slot in range(unit.slots):
             if unit.ctas[slot * L.C_BYTES + L.C_DONE]:
                 continue

@@ -209,7 +209,7 @@ class Breakpoints:
         standing = [
             state.Cta(run, unit, slot)
             for run in runs if not run.words[L.L_COMPLETE]
-            for unit in run.units for slot in range(unit.slots) if not unit.ctas[slot * L.C_BYTES + L.C_DONE]
+            for unit in run.stuck() for slot in range(unit.slots) if not unit.ctas[slot * L.C_BYTES + L.C_DONE]
         ]  # fmt: skip
         chosen = [
             cta for cta in standing

@@ -194,6 +194,14 @@ class Run:
         self.words[L.L_DEPENDS] = before.words.address
         before.words[L.L_FOLLOWED] = 1
 
+    def stuck(self) -> list[Unit]:
+        """The units whose CTAs wait where it hangs: of a deadlock the one that cannot go on (`stall.give_up`), since
+        other workers were stopped in the midst of theirs; of a time-out all."""
+        words = self.words
+        if words[L.L_ERROR] != L.ERR_DEADLOCK:
+            return self.units
+        return [unit for unit in self.units if unit.words.address == words[L.L_ERROR_ADDR]]
+
     def finish(self) -> None:
         """Print what the launch printed."""
         used = self.words[L.L_PRINT_USED]
@@ -259,7 +267,7 @@ def _raise_failure(device: Device, runs: Sequence[Run], timed_out: bool) -> None
             device.breakpoints.hang(runs)
     for run in runs:
         if run.words[L.L_ERROR]:
-            raise messages.error(run.compiled, run.words, run.memory, run.units, _others(runs, run))
+            raise messages.error(run.compiled, run.words, run.memory, run.stuck(), _others(runs, run))
     if timed_out:
         running = [run for run in runs if not run.words[L.L_COMPLETE]] or runs
         who = running[0]
