@@ -19,20 +19,20 @@ from types import ModuleType
 from typing import Any
 
 from tensorladder import problems
-from tensorladder.core.errors import MissingExtra, UsageError
+from tensorladder.core.errors import EXTRAS, MissingExtra, UsageError
 from tensorladder.problems import Problem
 
 SECTIONS = ("Adds", "Warp roles", "Budget", "Run")
 
 _ROOT = Path(__file__).parent
 _STEP = re.compile(r"^((?:[a-z]+-)?[a-z]\d+)(?:-|$)|^(fused)-")
-_EXTRAS = {
-    "cutlass": ("nvidia-cutlass-dsl", "climb"),
-    "ml_dtypes": ("ml-dtypes", "climb"),
-    "tvm_ffi": ("apache-tvm-ffi", "climb"),
-    "torch": ("torch", "torch"),
-    "tvm": ("apache-tvm", "tirx"),
-    "cuda": ("NVRTC", "cuda"),
+#: modules that rungs are written in, by the names of their packages; which extra brings each is in core.errors.EXTRAS
+_PACKAGES = {
+    "cutlass": "nvidia-cutlass-dsl",
+    "ml_dtypes": "ml-dtypes",
+    "tvm_ffi": "apache-tvm-ffi",
+    "torch": "torch",
+    "tvm": "apache-tvm",
 }
 
 
@@ -202,10 +202,10 @@ def load(info: RungInfo) -> ModuleType:
     try:
         return importlib.import_module(info.module)
     except ModuleNotFoundError as error:
-        missing = (error.name or "").split(".")[0]
-        if missing in _EXTRAS:
-            raise MissingExtra(*_EXTRAS[missing]) from error
-        raise
+        missing = _missing(error.name or "")
+        if missing is None:
+            raise
+        raise missing from error
 
 
 def default_config(info: RungInfo, shape: tuple[int, ...]) -> Any:
@@ -223,10 +223,17 @@ def lacking(info: RungInfo) -> MissingExtra | None:
             modules = [node.module or ""]
         else:
             modules = [name.name for name in node.names] if isinstance(node, ast.Import) else []
-        for top in (module.partition(".")[0] for module in modules):
-            if top in _EXTRAS and importlib.util.find_spec(top) is None:
-                return MissingExtra(*_EXTRAS[top])
+        for module in modules:
+            missing = _missing(module)
+            if missing is not None and importlib.util.find_spec(module.partition(".")[0]) is None:
+                return missing
     return None
+
+
+def _missing(module: str) -> MissingExtra | None:
+    """What to say where a module that rungs are written in is not there; None for any other."""
+    top = module.partition(".")[0]
+    return MissingExtra(_PACKAGES[top], EXTRAS[top]) if top in _PACKAGES else None
 
 
 def _read(path: Path) -> RungInfo | None:
