@@ -15,7 +15,7 @@ import typer
 from tensorladder.cli import output
 from tensorladder.cli.options import Arch, Json, On
 from tensorladder.core.errors import UsageError
-from tensorladder.core.files import check_folder
+from tensorladder.core.files import check_folder, write_whole
 from tensorladder.draw.benchmarks import pictures
 from tensorladder.measure import bench as measure
 from tensorladder.measure import counters, suites
@@ -207,7 +207,7 @@ def _show(
         output.emit({"machine": host})
     else:
         output.write(_headline(host))
-    records = []
+    alone, records = "alone" in host, []
     with output.progress(f"timing suite {host['suite']}"):
         for record in rows:
             records.append(record)
@@ -215,12 +215,11 @@ def _show(
             if as_json:
                 output.emit(record)
             elif sys.stderr.isatty():
-                output.complain(" ".join(filter(None, _row(record, "alone" in host))))
+                output.complain(" ".join(filter(None, _row(record, alone))))
     if not as_json:
-        columns = (*COLUMNS[:-1], *ALONE, COLUMNS[-1]) if "alone" in host else COLUMNS
-        rows_shown = [_row(record, "alone" in host) for record in records]
-        if rows_shown:
-            output.print_table(output.table(columns, rows_shown, RIGHT))
+        if records:
+            columns = (*COLUMNS[:-1], *ALONE, COLUMNS[-1]) if alone else COLUMNS
+            output.print_table(output.table(columns, (_row(record, alone) for record in records), RIGHT))
         if host["on"] == "gpu" and (absent := _absent(host)):
             output.write(absent)
     return records
@@ -286,4 +285,4 @@ def _keep(
     place = KEPT if folder is None else Path(folder)
     measure.keep(place / f"{stem}.jsonl", host, records)
     for suffix, drawn in pictures(host, records, asides()).items():
-        (place / f"{stem}{suffix}.svg").write_text(drawn, encoding="utf-8")
+        write_whole(place / f"{stem}{suffix}.svg", drawn.encode(), "--results")
