@@ -42,6 +42,21 @@ def missing_extra(error: ModuleNotFoundError) -> MissingExtra | None:
     return MissingExtra(package, EXTRAS[package]) if package in EXTRAS else None
 
 
+#: what the virtual GPU is built on, beyond the base install
+ENGINE = ("llvmlite", "numba", "ml_dtypes")
+
+
+@contextmanager
+def importing_engine() -> Iterator[None]:
+    """MissingExtra in place of ModuleNotFoundError where a part of the virtual GPU's engine is not there."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name not in ENGINE:
+            raise
+        raise MissingExtra(f"{error.name} (the virtual GPU's engine)", EXTRAS[error.name]) from error
+
+
 class Unsupported(TensorladderError):
     """Something that is not modelled (an instruction, a modifier, an attribute): verdict `incomplete`."""
 

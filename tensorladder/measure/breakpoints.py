@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tensorladder.core.errors import MissingExtra, UsageError
-from tensorladder.measure.run import ENGINE
+from tensorladder.core.errors import UsageError, importing_engine
 
 
 def breakpoints(
@@ -20,10 +19,6 @@ def breakpoints(
         if dump or going_on is not None:
             raise UsageError(f"--{'dump' if dump else 'continue'}: of which breakpoint? --break says where")
         return None
-    try:
+    with importing_engine():
         from tensorladder.vgpu.debug import Breakpoints
-    except ModuleNotFoundError as error:
-        if error.name not in ENGINE:
-            raise
-        raise MissingExtra(f"{error.name} (the virtual GPU's engine)", "climb") from error
     return Breakpoints(texts, dump, going_on, show, whole)

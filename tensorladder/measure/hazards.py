@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tensorladder.core.errors import MissingExtra, Stopped, TensorladderError, UsageError
+from tensorladder.core.errors import Stopped, TensorladderError, UsageError, importing_engine
 from tensorladder.core.findings import Finding, Report, Where, summarise
 from tensorladder.frontends.raw import load_ptx
 from tensorladder.measure.replay import stamped
-from tensorladder.measure.run import ENGINE, Request, VirtualTarget, build, judge
+from tensorladder.measure.run import Request, VirtualTarget, build, judge
 
 if TYPE_CHECKING:
     from tensorladder.core.program import Program
@@ -28,12 +28,8 @@ def policies_of(policy: str, seeds: int) -> Iterator[str]:
 
 def new_checker(advice: bool = False) -> Checker:
     """A hazard checker; MissingExtra without the virtual GPU's engine."""
-    try:
+    with importing_engine():
         from tensorladder.vgpu import Checker
-    except ModuleNotFoundError as error:
-        if error.name not in ENGINE:
-            raise
-        raise MissingExtra(f"{error.name} (the virtual GPU's engine)", "climb") from error
     return Checker(advice)
 
 

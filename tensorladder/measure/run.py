@@ -10,16 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from tensorladder.core.errors import MissingExtra, Stopped, TensorladderError, Unsupported, UsageError, memory_for
+from tensorladder.core.errors import Stopped, TensorladderError, Unsupported, UsageError, importing_engine, memory_for
 from tensorladder.core.program import Program
 from tensorladder.measure import request
 from tensorladder.problems import DTYPES, Case
 from tensorladder.problems.problem import Empty, examine
 from tensorladder.rungs import rung as rungs
 from tensorladder.rungs.rung import RungInfo
-
-# What the virtual GPU is built on, beyond the base install.
-ENGINE = ("llvmlite", "numba", "ml_dtypes")
 
 
 @dataclass(frozen=True)
@@ -261,12 +258,8 @@ class VirtualTarget:
     """The virtual GPU: arrays live in the device's arena, launches run at the synchronisation."""
 
     def __init__(self, asked: Request, checker: Any = None, breakpoints: Any = None) -> None:
-        try:
+        with importing_engine():
             from tensorladder.vgpu import Device
-        except ModuleNotFoundError as error:
-            if error.name not in ENGINE:
-                raise
-            raise MissingExtra(f"{error.name} (the virtual GPU's engine)", "climb") from error
         self.name = asked.info.name
         self.device = Device(
             arch=asked.arch,

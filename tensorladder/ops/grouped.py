@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tensorladder.core import attached
-from tensorladder.core.errors import MissingExtra, UsageError
+from tensorladder.core.errors import UsageError, importing_engine
 from tensorladder.measure.dynamic import templates
 from tensorladder.ops import architecture, execute, fast, kernels, launch, on_virtual
 from tensorladder.ops.direct import direct, transformed
@@ -230,10 +230,8 @@ def arrays(planned: GroupedPlan) -> list[Array | None]:
 
 def _on_virtual(planned: GroupedPlan, given: dict[str, Tensor], config: Any, policy: str) -> None:
     """CPU tensors, copied to the virtual GPU's memory as they lie in ours."""
-    try:
+    with importing_engine():
         from tensorladder.vgpu import Device
-    except ModuleNotFoundError as error:
-        raise MissingExtra(f"{error.name} (the virtual GPU's engine)", "climb") from error
     device = Device(arch=ARCH, policy=policy)
     made: dict[str, np.ndarray | None] = {}
     for name, operand in planned.operands:

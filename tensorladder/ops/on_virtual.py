@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from tensorladder.core.errors import MissingExtra
+from tensorladder.core.errors import importing_engine
 from tensorladder.core.program import Program
 from tensorladder.ops import kernels
 from tensorladder.ops.architecture import Virtual
@@ -31,10 +31,8 @@ def run(
 ) -> None:  # fmt: skip
     """Multiply CPU tensors. factors: alpha and beta. program: compiles a kernel of a form, a config and an
     architecture."""
-    try:
+    with importing_engine():
         from tensorladder.vgpu import Device
-    except ModuleNotFoundError as error:
-        raise MissingExtra(f"{error.name} (the virtual GPU's engine)", "climb") from error
     device = Device(arch=where.arch, policy=where.policy)
     given = {**tensors, "factors": torch.tensor(factors, dtype=torch.float32)}
     arrays: dict[str, np.ndarray | None] = {}
